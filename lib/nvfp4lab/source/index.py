@@ -1,0 +1,137 @@
+"""Which members matter, and what they define: byte prefilter first, `ast` only for the members that are asked for.
+
+`Index(package)` unpacks the Python members once into memory. `mentioning(b"word", ...)` finds candidates by bytes;
+`module(member)` parses one on first use. So the cost grows with the files that matter, not with the tree.
+A member that does not parse is kept in `unparsable` with its reason, and the rest is read.
+"""
+
+import ast
+import contextlib
+import functools
+import gc
+import re
+import time
+import warnings
+from collections.abc import Iterator
+
+from nvfp4lab.source.facts import Place
+from nvfp4lab.source.module import Definition, Module
+from nvfp4lab.source.package import Package
+
+
+class Index:
+    """Members of one package, parsed on demand.
+
+    unparsable: {member: reason}. lines_parsed, files_parsed: the cost so far. seconds_parsing: of which `ast` took.
+    """
+
+    def __init__(self, package: Package):
+        self.package = package
+        self.unparsable: dict[str, str] = {}
+        self.lines_parsed = 0
+        self.seconds_parsing = 0.0
+        self._bytes = {name: package.tree.read(name) for name in package.tree.names() if name.endswith(".py")}
+        self._modules: dict[str, Module | None] = {}
+        self._mentions: dict[bytes, frozenset[str]] = {}
+
+    @property
+    def files_read(self) -> int:
+        """How many members were unpacked and searched."""
+        return len(self._bytes)
+
+    @property
+    def files_parsed(self) -> int:
+        return sum(module is not None for module in self._modules.values())
+
+    def mentioning(self, *words: bytes) -> list[str]:
+        """Members whose bytes contain every word."""
+        return sorted(functools.reduce(frozenset.__and__, (self._members_with(word) for word in words)))
+
+    def _members_with(self, word: bytes) -> frozenset[str]:
+        if word not in self._mentions:
+            self._mentions[word] = frozenset(name for name, data in self._bytes.items() if word in data)
+        return self._mentions[word]
+
+    def search(self, pattern: bytes) -> list[str]:
+        """Members in whose bytes the regular expression is found (multi-line mode)."""
+        return sorted(name for name, data in self._bytes.items() if re.search(pattern, data, re.M))
+
+    def text(self, member: str) -> str:
+        """A member's source text."""
+        return self._bytes[member].decode("utf-8", errors="replace")
+
+    def module(self, member: str) -> Module | None:
+        """The parsed member; None when there is no such member or it does not parse (see `unparsable`)."""
+        if member not in self._modules:
+            self._modules[member] = self._parse(member) if member in self._bytes else None
+        return self._modules[member]
+
+    def _parse(self, member: str) -> Module | None:
+        started = time.perf_counter()
+        data = self._bytes[member]
+        try:
+            with _no_garbage_collection(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # SyntaxWarning of the target's string escapes is not our user's business
+                tree = ast.parse(data)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            self.unparsable[member] = " ".join(str(error).split()) or type(error).__name__
+            return None
+        finally:
+            self.seconds_parsing += time.perf_counter() - started
+        self.lines_parsed += data.count(b"\n") + 1
+        return Module(member, tree, data.decode("utf-8", errors="replace").splitlines())
+
+    def modules(self, *words: bytes) -> Iterator[Module]:
+        """Parsed members that contain every word."""
+        return (module for name in self.mentioning(*words) if (module := self.module(name)))
+
+    def by_dotted(self, dotted: str) -> Module | None:
+        """The member that `import dotted` would load."""
+        path = dotted.replace(".", "/")
+        return self.module(f"{path}.py") or self.module(f"{path}/__init__.py")
+
+    def classes(self, name: str) -> list[Definition]:
+        """All top-level classes of that name in the package."""
+        return self._definitions(rb"^class %s\b" % re.escape(name.encode()), name)
+
+    def functions(self, name: str) -> list[Definition]:
+        """All top-level functions of that name in the package."""
+        return self._definitions(rb"^(async )?def %s\b" % re.escape(name.encode()), name)
+
+    def _definitions(self, pattern: bytes, name: str) -> list[Definition]:
+        found = []
+        for member in self.mentioning(name.encode()):
+            if re.search(pattern, self._bytes[member], re.M) and (module := self.module(member)) and name in module.definitions:
+                found.append(module.definitions[name])
+        return found
+
+    def resolve(self, dotted: str, hops: int = 6) -> Definition | None:
+        """The class or function that a dotted name denotes, following re-exports through at most `hops` modules."""
+        home, _, name = dotted.rpartition(".")
+        module = self.by_dotted(home) if home else None
+        if module is None:
+            return None
+        if name in module.definitions:
+            return module.definitions[name]
+        for target in sorted(module.imports.get(name, ())):
+            if hops and target.dotted != dotted and (found := self.resolve(target.dotted, hops - 1)):
+                return found
+        return None
+
+    def place(self, member: str, line: int) -> Place:
+        """The line of a member with its text as evidence."""
+        module = self.module(member)
+        lines = module.lines if module else self.text(member).splitlines()
+        return Place(member, line, lines[line - 1].strip() if 0 < line <= len(lines) else "")
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Parsing makes millions of live nodes; scanning them again and again doubles its time and frees nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
