@@ -40,8 +40,11 @@ def linear_weights() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def load_model(dtype: torch.dtype = torch.bfloat16):
-    """The model on the CPU as a transformers `LlamaForCausalLM` in `dtype`, in eval mode; all weights plain, so `save_pretrained` works."""
-    from transformers import AutoModelForCausalLM  # here: 4 s that `weights` does not need
+    """The model as a transformers `LlamaForCausalLM` on the CPU in `dtype`, in eval mode.
+
+    All weights are plain tensors, so `save_pretrained` works. Takes 5 to 30 s, most of it imports.
+    """
+    from transformers import AutoModelForCausalLM  # here: seconds that `linear_weights` does not need
 
     path = gguf_path()
     model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
