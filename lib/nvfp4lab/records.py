@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from nvfp4lab.report.redact import redact_data
+
 Stage = Literal["source", "gate", "kernel", "compile", "checkpoint", "server", "load", "lab"]
 
 
@@ -162,13 +164,11 @@ class Ledger:
 
     def append(self, *records: Evidence) -> None:
         """Write each record as one line and have it on disk before returning. Raises OSError (no space, no rights)."""
-        from nvfp4lab.report.redact import redact  # here: redact is optional weight for readers of records
-
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             for record in records:
-                line = redact(record.to_json()).encode() + b"\n"
+                line = json.dumps(redact_data(json.loads(record.to_json())), ensure_ascii=False).encode() + b"\n"
                 size = os.fstat(handle).st_size
                 torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
                 written = os.write(handle, (b"\n" if torn else b"") + line)

@@ -99,6 +99,11 @@ def capture() -> Stack:
     )
 
 
+def gpu_names() -> tuple[str, ...]:
+    """Product names of the GPUs here, by index; empty without any."""
+    return tuple(name for name, _ in _gpus()[1])
+
+
 def here() -> Target:
     """The first GPU of this machine, or the CPU."""
     _, cards = _gpus()

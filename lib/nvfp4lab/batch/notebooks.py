@@ -1,0 +1,115 @@
+"""Where the notebooks are, what each one declares about itself, and the piece that executes one.
+
+A notebook's own metadata says what it needs: `metadata.nvfp4lab = {"after": [...], "gpus": 0, "timeout_s": 600}`.
+`after` names notebooks whose evidence it reads; ["*"] means every other one of the run.
+"""
+
+import ast
+import dataclasses
+import difflib
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvfp4lab.errors import LabError
+from nvfp4lab.records import Ledger, Verdict
+
+NOTEBOOK_FILE, REPORT_FILE, LEDGER_FILE = "notebook.ipynb", "report.html", "ledger.jsonl"
+
+
+def lab_root() -> Path:
+    """The checkout: the folder that holds `notebooks/`. Raises LabError when there is none."""
+    for root in (Path(__file__).resolve().parents[3], Path.cwd()):
+        if (root / "notebooks").is_dir():
+            return root
+    raise LabError("no notebooks/ folder beside the library or here: run from a checkout of the lab", exit_code=3)
+
+
+def all_names() -> list[str]:
+    """Names of all notebooks, in reading order."""
+    return sorted(path.stem for path in (lab_root() / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
+def path_of(name: str) -> Path:
+    """Path of a notebook, or a LabError with the nearest name."""
+    path = lab_root() / "notebooks" / f"{name}.ipynb"
+    if not path.exists():
+        near = difflib.get_close_matches(name, all_names(), n=1, cutoff=0.3)
+        raise LabError(f"no notebook {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; there are {all_names()}"))
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What a notebook says of itself. parameters: the names its `parameters` cell assigns."""
+
+    after: tuple[str, ...]
+    gpus: int
+    timeout_s: float
+    parameters: frozenset[str]
+
+
+def declared(name: str) -> Declared:
+    """Read a notebook's declaration. Raises LabError when it has no cell tagged `parameters`."""
+    notebook = json.loads(path_of(name).read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if "parameters" in cell.get("metadata", {}).get("tags", ())]
+    if not cells:
+        raise LabError(f"notebooks/{name}.ipynb has no cell tagged `parameters`")
+    tree = ast.parse("".join(cells[0]["source"]))
+    assigned = [node.targets if isinstance(node, ast.Assign) else [node.target] for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    own = notebook["metadata"].get("nvfp4lab", {})
+    return Declared(
+        after=tuple(own.get("after", ())),
+        gpus=own.get("gpus", 0),
+        timeout_s=own.get("timeout_s", 1800),
+        parameters=frozenset(target.id for targets in assigned for target in targets if isinstance(target, ast.Name)),
+    )
+
+
+def digest(name: str) -> str:
+    """Hash of a notebook's file."""
+    return hashlib.sha256(path_of(name).read_bytes()).hexdigest()
+
+
+def execute(arguments: Mapping[str, Any], attempt: Path) -> tuple[Verdict, str]:
+    """Piece entry: run one notebook in `attempt` and render its page.
+
+    arguments: `notebook` (name), `parameters` (dict passed to papermill), `cell_timeout_s` (int or None).
+    Writes notebook.ipynb, report.html, ledger.jsonl and log.txt there. The verdict is the notebook's own.
+    """
+    import papermill  # here: seconds of imports that planning does not need
+
+    from nvfp4lab.batch import cleanup
+    from nvfp4lab.report import page
+
+    executed = attempt / NOTEBOOK_FILE
+    with (attempt / "log.txt").open("w", encoding="utf-8") as log:
+        try:
+            papermill.execute_notebook(
+                path_of(arguments["notebook"]),
+                executed,
+                parameters=dict(arguments["parameters"]) | {"run_dir": str(attempt)},
+                engine_name="nvfp4lab",
+                execution_timeout=arguments.get("cell_timeout_s"),
+                progress_bar=False,
+                stdout_file=log,
+                stderr_file=log,
+                cwd=lab_root(),
+                kernel_name=None,
+            )
+        except papermill.PapermillExecutionError:
+            pass  # the outcome stands in the executed notebook's metadata
+        finally:
+            cleanup.end_servers_of(attempt)
+    outcome = json.loads(executed.read_text(encoding="utf-8"))["metadata"]["nvfp4lab_run"]
+    records = list(Ledger(attempt / LEDGER_FILE))
+    page.render(executed, attempt / REPORT_FILE, records)
+    return Verdict(outcome["verdict"]), outcome["reason"]
+
+
+def interpreter_digest() -> str:
+    """Python that runs the kernels; part of what a result depends on."""
+    return sys.version

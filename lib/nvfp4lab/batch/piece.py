@@ -1,0 +1,164 @@
+"""A piece: the unit that is executed, retried, resumed and counted. One piece, one content hash, one result.
+
+A piece names a function and plain-data arguments, so that a local process, a Ray task and a Slurm job can all execute
+it. It works in an attempt folder of its own and publishes it by one rename to `pieces/<hash>`: whatever an engine
+repeats, there is at most one result, and a half-written one is never taken for whole.
+"""
+
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import importlib
+import json
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvfp4lab.errors import LabError
+from nvfp4lab.records import Verdict
+from nvfp4lab.report.redact import redact, redact_files
+
+RESULT_FILE = "result.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a host must offer. cc: capability a GPU must have, None for any. memory_gib: host memory."""
+
+    gpus: int = 0
+    cc: str | None = None
+    memory_gib: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """One unit of work.
+
+    entry: "module:function", called as `function(arguments, attempt_dir) -> (Verdict, reason)`.
+    arguments: plain data, the whole input of the piece.
+    inputs_digest: hash of everything else the result depends on (notebook, library, stack).
+    timeout_s: limit of the whole piece; None: no limit.
+    """
+
+    name: str
+    entry: str
+    arguments: Mapping[str, Any]
+    inputs_digest: str = ""
+    needs: Needs = Needs()
+    timeout_s: float | None = None
+
+    @property
+    def digest(self) -> str:
+        """Content hash, 16 hex digits: equal inputs, equal digest."""
+        content = json.dumps([self.name, self.entry, self.arguments, self.inputs_digest], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def folder(self, run_dir: Path) -> Path:
+        """Where the published result lies."""
+        return run_dir / "pieces" / self.digest
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Outcome of one piece. verdict NOT_RUN: no attempt came to an end (interrupted, or no host could take it)."""
+
+    name: str
+    digest: str
+    verdict: Verdict
+    reason: str
+    seconds: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether the piece did what it was asked to do."""
+        return self.verdict is Verdict.OK
+
+
+def published(piece: Piece, run_dir: Path) -> Result | None:
+    """The result of an earlier complete attempt, or None."""
+    try:
+        row = json.loads((piece.folder(run_dir) / RESULT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return Result(**row | {"verdict": Verdict(row["verdict"])})
+
+
+def execute(piece: Piece, run_dir: Path) -> Result:
+    """Execute `piece` here unless its result is already published, and publish the result.
+
+    Safe to call twice at once: a lock lets one attempt at a time work on a piece, the later finds the result.
+    Raises OSError when the machine cannot write (no space); whatever the piece itself does becomes the result.
+    """
+    pieces = run_dir / "pieces"
+    pieces.mkdir(parents=True, exist_ok=True)
+    with (pieces / f".{piece.digest}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel when this process dies, however it dies
+        done = published(piece, run_dir)
+        if done is not None:
+            return done
+        attempt = Path(tempfile.mkdtemp(prefix=f"{piece.digest}.attempt-", dir=pieces))
+        result = _attempt(piece, attempt)
+        _publish(attempt, result, piece.folder(run_dir))
+        return result
+
+
+def publish_failure(piece: Piece, run_dir: Path, verdict: Verdict, reason: str) -> Result:
+    """Publish the newest unfinished attempt of `piece` (what it wrote is kept) as failed; its process is gone."""
+    attempts = sorted((run_dir / "pieces").glob(f"{piece.digest}.attempt-*"), key=lambda path: path.stat().st_mtime)
+    attempt = attempts[-1] if attempts else Path(tempfile.mkdtemp(prefix=f"{piece.digest}.attempt-", dir=run_dir / "pieces"))
+    result = Result(piece.name, piece.digest, verdict, reason, 0.0)
+    _publish(attempt, result, piece.folder(run_dir))
+    return result
+
+
+def retire(piece: Piece, run_dir: Path) -> None:
+    """Set a published result aside (kept, renamed) so that the piece runs again."""
+    folder = piece.folder(run_dir)
+    if folder.exists():
+        number = len(list(folder.parent.glob(f"{folder.name}.retired-*")))
+        folder.rename(folder.with_name(f"{folder.name}.retired-{number}"))
+
+
+def unfinished_attempts(run_dir: Path) -> list[Path]:
+    """Attempt folders that never published: their process was killed, or is still at work."""
+    return sorted((run_dir / "pieces").glob("*.attempt-*"))
+
+
+def _attempt(piece: Piece, attempt: Path) -> Result:
+    started = time.monotonic()
+    module, _, function = piece.entry.partition(":")
+    try:
+        verdict, reason = getattr(importlib.import_module(module), function)(piece.arguments, attempt)
+    except LabError as error:
+        verdict, reason = Verdict.CRASH, str(error)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise  # the machine's fault, not the piece's: nothing is published
+        verdict, reason = Verdict.CRASH, f"{type(error).__name__}: {error}"
+    except Exception as error:  # the boundary: a piece may raise anything, and the batch goes on
+        verdict, reason = Verdict.CRASH, f"{type(error).__name__}: {error}"
+        (attempt / "traceback.txt").write_text(redact(traceback.format_exc()), encoding="utf-8")
+    return Result(piece.name, piece.digest, verdict, redact(reason), round(time.monotonic() - started, 3))
+
+
+def _publish(attempt: Path, result: Result, folder: Path) -> None:
+    redact_files(attempt)  # other programs' logs lie here too
+    _write_json(attempt / RESULT_FILE, dataclasses.asdict(result))
+    attempt.rename(folder)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(value), encoding="utf-8")
+    beside.replace(path)
+
+
+def pack(folder: Path) -> bytes:
+    """A published piece as zip bytes, for engines whose hosts share no storage."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return Path(shutil.make_archive(str(Path(scratch) / "piece"), "zip", folder)).read_bytes()

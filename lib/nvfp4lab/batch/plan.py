@@ -1,0 +1,93 @@
+"""From params files to pieces: which notebooks run, in which waves, and under which content hash."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nvfp4lab
+from nvfp4lab import params, stack
+from nvfp4lab.batch import notebooks
+from nvfp4lab.batch.piece import Needs, Piece
+from nvfp4lab.errors import LabError
+
+NOTEBOOK_ENTRY = "nvfp4lab.batch.notebooks:execute"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """waves: pieces by order; every piece of a wave may run at once, after all earlier waves."""
+
+    name: str
+    waves: tuple[tuple[Piece, ...], ...]
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All pieces in order."""
+        return tuple(piece for wave in self.waves for piece in wave)
+
+
+def of_params(paths: Sequence[Path], only: Sequence[str], run_dir: Path) -> Plan:
+    """The plan of all notebooks of all params files. Checks everything before anything runs.
+
+    only: keep notebooks whose name starts with one of these ("10", "31_server"); empty keeps all. Raises ParamsError
+    for a bad file, LabError for a notebook that does not exist or a filter that matches nothing.
+    """
+    first: list[Piece] = []
+    second: list[Piece] = []
+    for path in paths:
+        values = params.load(path)
+        for name in _selected(values.notebooks, only, path):
+            about = notebooks.declared(name)
+            (second if about.after else first).append(_piece(path.stem, name, about, values, run_dir))
+    second = [_depending(piece, first) for piece in second]
+    return Plan("+".join(path.stem for path in paths), tuple(tuple(wave) for wave in (first, second) if wave))
+
+
+def _selected(names: Sequence[str], only: Sequence[str], path: Path) -> list[str]:
+    for name in names:
+        notebooks.path_of(name)
+    chosen = [name for name in names if not only or any(name.startswith(prefix) for prefix in only)]
+    if not chosen:
+        raise LabError(f"--only {','.join(only)} matches none of the notebooks of {path}: {', '.join(names)}")
+    return chosen
+
+
+def _piece(stem: str, name: str, about: notebooks.Declared, values: params.Params, run_dir: Path) -> Piece:
+    given = {key: value for key, value in values.model_dump(mode="json").items() if key in values.model_fields_set}
+    wanted: dict[str, Any] = {key: value for key, value in given.items() if key in about.parameters and key not in ("run_dir", "runs")}
+    if "runs" in about.parameters:
+        wanted["runs"] = [str(run_dir)]
+    return Piece(
+        name=f"{name}.{stem}",
+        entry=NOTEBOOK_ENTRY,
+        arguments={"notebook": name, "parameters": wanted, "cell_timeout_s": values.cell_timeout_s},
+        inputs_digest=_digest(notebooks.digest(name), library_digest(), stack_digest()),
+        needs=Needs(gpus=about.gpus, memory_gib=values.memory_gib),
+        timeout_s=about.timeout_s,
+    )
+
+
+def _depending(piece: Piece, inputs: Sequence[Piece]) -> Piece:
+    """`piece` with the hashes of what it reads in its own: it runs again when one of them changes."""
+    return dataclasses.replace(piece, inputs_digest=_digest(piece.inputs_digest, *sorted(other.digest for other in inputs)))
+
+
+@functools.lru_cache(maxsize=1)
+def library_digest() -> str:
+    """Hash of every source and data file of the library."""
+    root = Path(nvfp4lab.__file__).parent
+    files = sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return _digest(*(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files))
+
+
+def stack_digest() -> str:
+    """Hash of the versions and the GPU here; the lab's commit is left out, since the library is hashed itself."""
+    return _digest(json.dumps(dataclasses.asdict(dataclasses.replace(stack.capture(), lab_commit=None)), sort_keys=True))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,90 @@
+"""One executed notebook -> one HTML page that opens offline: verdict first, pictures, then how to repeat each row.
+
+The page loads nothing: no script or font from elsewhere, pictures embedded. Outputs are sanitised, the code is folded.
+"""
+
+import collections
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+from nbconvert.preprocessors import Preprocessor
+
+from nvfp4lab.records import Evidence
+from nvfp4lab.report.redact import redact
+
+HERE = Path(__file__).parent
+MAX_PAGE_BYTES = 3_000_000
+
+
+class AltTexts(Preprocessor):
+    """Gives every picture without a description the heading it stands under."""
+
+    def preprocess(self, nb, resources):
+        """Walk cells in order, remembering the last heading."""
+        heading = "figure"
+        for cell in nb.cells:
+            if cell.cell_type == "markdown":
+                headings = [line.lstrip("#").strip() for line in cell.source.splitlines() if line.startswith("#")]
+                heading = headings[-1] if headings else heading
+            for output in cell.get("outputs", []):
+                for mime in set(output.get("data", {})) & {"image/png", "image/jpeg"}:
+                    output.setdefault("metadata", {}).setdefault(mime, {}).setdefault("alt", heading)
+        return nb, resources
+
+
+def render(notebook: Path, page: Path, records: Sequence[Evidence]) -> None:
+    """Write the page of an executed notebook. `records`: the evidence it wrote, shown on top and with its repro lines."""
+    exporter = HTMLExporter(
+        template_name="lab_page", extra_template_basedirs=[str(HERE / "templates")], sanitize_html=True, embed_images=True
+    )
+    exporter.register_preprocessor(AltTexts, enabled=True)
+    node = nbformat.read(notebook, as_version=4)
+    body, _ = exporter.from_notebook_node(
+        node,
+        resources={
+            "metadata": {"name": notebook.stem},
+            "page_css": (HERE / "page.css").read_text(encoding="utf-8"),
+            "dark_css": _dark_theme(exporter),
+            "summary_html": summary(node, records) + repeat_table(records),
+        },
+    )
+    page.write_text(redact(body), encoding="utf-8")
+
+
+def summary(node, records: Sequence[Evidence]) -> str:
+    """HTML that stands on top: did the notebook itself run, and what did it find?"""
+    run = node.metadata.get("nvfp4lab_run", {})
+    lines = [f"<p>This notebook: {badge(run.get('verdict', 'not_run'))} {html.escape(run.get('reason', ''))}</p>"]
+    counts = collections.Counter(str(record.verdict) for record in records)
+    if counts:
+        lines.append("<p>Evidence: " + " ".join(f"{badge(verdict)}&nbsp;{count}" for verdict, count in counts.most_common()) + "</p>")
+    return f'<section class="lab-summary">{"".join(lines)}</section>'
+
+
+def repeat_table(records: Sequence[Evidence]) -> str:
+    """Folded HTML table: one row a record, with its verdict, reason and repro line."""
+    if not records:
+        return ""
+    rows = "".join(
+        f"<tr><td>{badge(record.verdict)}</td><td>{html.escape(record.subject)}</td><td>{html.escape(record.reason)}</td>"
+        f"<td><code>{html.escape(record.repro)}</code></td></tr>"
+        for record in records
+    )
+    head = "<tr><th>verdict</th><th>subject</th><th>reason</th><th>repeat it with</th></tr>"
+    return (
+        f'<details class="lab-source"><summary>evidence and repro lines ({len(records)})</summary>'
+        f'<div class="lab-scroll"><table class="lab-table">{head}{rows}</table></div></details>'
+    )
+
+
+def badge(verdict: str) -> str:
+    """A coloured verdict word."""
+    return f'<span class="lab-verdict {html.escape(str(verdict))}">{html.escape(str(verdict))}</span>'
+
+
+def _dark_theme(exporter: HTMLExporter) -> str:
+    environment = exporter.environment
+    return environment.loader.get_source(environment, "lab/static/theme-dark.css")[0]
