@@ -27,15 +27,23 @@ class TieRule(enum.StrEnum):
     AWAY = "away from zero"
 
 
+class GlobalScaleRule(enum.StrEnum):
+    """How the global scale comes from the tensor's largest magnitude. 2688 = 6 * 448. E is the encode scale 1 / g."""
+
+    AMAX_OVER_2688 = "g = amax / 2688"
+    E_2688_OVER_AMAX = "E = 2688 / amax"
+    E_2688_OVER_AMAX_IN_DTYPE = "E = 2688 / amax, in the dtype of x"  # 8 bits of E for bf16
+
+
 class BlockScaleRule(enum.StrEnum):
     """How the block scale comes from the block's largest magnitude `amax`, before it is rounded to E4M3.
 
-    All are amax / 6 / g in real numbers; in fp32 they round differently. E is the encode scale 1 / g.
+    All are amax / 6 / g in real numbers; they round differently.
     """
 
     AMAX_OVER_6G = "amax / (6 g)"
     AMAX_OVER_6_OVER_G = "(amax / 6) / g"
-    E_TIMES_AMAX_OVER_6 = "E * (amax / 6)"
+    E_TIMES_AMAX_OVER_6_IN_DTYPE = "E * (amax / 6 in the dtype of x)"
     E_TIMES_AMAX_RCP_6 = "E * (amax * (1 / 6))"
 
 
@@ -57,23 +65,30 @@ class ZeroSign(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Convention:
-    """One codec's answers. Two conventions that differ in any field differ on some input.
+    """One codec's answers; any field may be changed with `dataclasses.replace`.
 
-    zero_block_scale: block scale of an all-zero block. min_block_scale: smaller positive scales are raised to it;
-    0.0 means they round to zero as E4M3 does. nan_code: E2M1 code of a NaN. amax_skips_nan: the block's amax
-    ignores NaN (CUDA `__hmax2`) instead of becoming NaN. source: where this was read.
+    zero_block_scale: scale of a block whose quotient above is zero, as an all-zero block's is.
+    min_block_scale: smaller positive quotients are raised to it before rounding to E4M3; 0.0 where nothing is raised.
+    underflow_block_scale: stands where the rounding to E4M3 gave zero.
+    nan_code: E2M1 magnitude code of a NaN.
+    amax_skips_nan: the block's amax ignores NaN (CUDA `__hmax2`) instead of becoming NaN.
+    flush_subnormals: fp32 subnormals count as zero (`-ftz=true`).
+    source: where this was read.
     """
 
     name: str
     source: str
+    global_scale: GlobalScaleRule
     block_scale: BlockScaleRule
     element: ElementRule
     zero_block_scale: float
     min_block_scale: float
+    underflow_block_scale: float = 0.0
     ties: TieRule = TieRule.TO_EVEN
     zero_sign: ZeroSign = ZeroSign.OF_BIT
     nan_code: int = 7
     amax_skips_nan: bool = False
+    flush_subnormals: bool = False
 
     def __post_init__(self):
         if not 0 <= self.nan_code <= 7:
@@ -82,7 +97,8 @@ class Convention:
 
 MODELOPT = Convention(
     name="modelopt",
-    source="nvidia-modelopt 0.47.0, torch/quantization/qtensor/nvfp4_tensor.py",
+    source="nvidia-modelopt 0.47.0, torch/quantization/qtensor/nvfp4_tensor.py:187 and :249",
+    global_scale=GlobalScaleRule.AMAX_OVER_2688,
     block_scale=BlockScaleRule.AMAX_OVER_6G,
     element=ElementRule.DIVIDE,
     zero_block_scale=1.0,
@@ -92,7 +108,8 @@ MODELOPT = Convention(
 
 TORCHAO = Convention(
     name="torchao",
-    source="torchao 0.18.0, prototype/mx_formats/nvfp4_tensor.py nvfp4_quantize",
+    source="torchao 0.18.0, prototype/mx_formats/nvfp4_tensor.py:772 nvfp4_quantize",
+    global_scale=GlobalScaleRule.AMAX_OVER_2688,
     block_scale=BlockScaleRule.AMAX_OVER_6_OVER_G,
     element=ElementRule.TIMES_INV_G_OVER_S,
     zero_block_scale=E4M3_MIN_NORMAL,
@@ -100,24 +117,32 @@ TORCHAO = Convention(
     nan_code=3,
 )
 
+# The eager path that runs on a CPU. Its Triton path rounds the scaled value to bf16 before it rounds it to E2M1.
 COMPRESSED_TENSORS = Convention(
     name="compressed-tensors",
-    source="compressed-tensors 0.18.0, quantization/utils/{helpers,fp4_utils}.py and compressors/nvfp4",
-    block_scale=BlockScaleRule.E_TIMES_AMAX_OVER_6,
+    source="compressed-tensors 0.18.0, quantization/utils/helpers.py:50 and :308, quantization/utils/fp4_utils.py:80",
+    global_scale=GlobalScaleRule.E_2688_OVER_AMAX_IN_DTYPE,
+    block_scale=BlockScaleRule.E_TIMES_AMAX_OVER_6_IN_DTYPE,
     element=ElementRule.DIVIDE_BY_S_OVER_E,
-    zero_block_scale=0.125,
+    zero_block_scale=0.0,
     min_block_scale=0.0,
+    underflow_block_scale=0.125,
     zero_sign=ZeroSign.OF_VALUE,
+    nan_code=0,
 )
 
+# The CUDA kernel with its default flags. It takes 1 / x from `rcp.approx.ftz.f32`, at most 1 ulp from the rounded
+# reciprocal that is computed here, so a value within an ulp of a tie may land one code away on the GPU.
 FLASHINFER = Convention(
     name="flashinfer",
     source="flashinfer 0.6.15.post1, csrc/nv_internal/tensorrt_llm/kernels/quantization_utils.cuh:432 cvt_warp_fp16_to_fp4",
+    global_scale=GlobalScaleRule.E_2688_OVER_AMAX,
     block_scale=BlockScaleRule.E_TIMES_AMAX_RCP_6,
     element=ElementRule.TIMES_RCP_S_RCP_E,
     zero_block_scale=0.0,
     min_block_scale=0.0,
     amax_skips_nan=True,
+    flush_subnormals=True,
 )
 
 CONVENTIONS: dict[str, Convention] = {c.name: c for c in (MODELOPT, TORCHAO, COMPRESSED_TENSORS, FLASHINFER)}
