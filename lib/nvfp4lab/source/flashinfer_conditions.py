@@ -6,8 +6,9 @@ so that `real_k % 32` is known to be about K.
 
 import ast
 import copy
+from collections.abc import Iterator
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+from nvfp4lab.source.module import FunctionNode
 
 _OPPOSITE = {
     ast.Eq: ast.NotEq,
@@ -71,9 +72,22 @@ def expanded(test: ast.expr, values: dict[str, ast.expr]) -> ast.expr:
     return ast.fix_missing_locations(_Substitute(values).visit(once))
 
 
-def raises_of(body: list[ast.stmt]) -> list[ast.Raise]:
-    """The raise statements of a guard's body, nested `if` included."""
-    return [node for stmt in body for node in ast.walk(stmt) if isinstance(node, ast.Raise)]
+def guards(body: list[ast.stmt], outer: tuple[str, ...] = ()) -> Iterator[tuple[ast.If, tuple[str, ...]]]:
+    """(`if` whose body ends in a raise of its own, conditions around it), in source order; nested functions are not entered."""
+    for node in body:
+        if isinstance(node, ast.If):
+            last = node.body[-1]
+            if isinstance(last, ast.Raise) and last.exc is not None:
+                yield node, outer
+            inside, beside = f"({ast.unparse(node.test)})", f"not ({ast.unparse(node.test)})"
+            yield from guards(node.body, (*outer, inside))
+            yield from guards(node.orelse, (*outer, beside))
+        elif isinstance(node, ast.Try):
+            yield from guards(node.body, outer)
+            for handler in node.handlers:
+                yield from guards(handler.body, (*outer, f"{ast.unparse(handler.type) if handler.type else 'anything'} was raised"))
+        elif isinstance(node, ast.For | ast.While | ast.With):
+            yield from guards(node.body, outer)
 
 
 def message_of(node: ast.Raise) -> str:

@@ -1,185 +1,184 @@
-"""The parsed modules of one FlashInfer, and names followed across them.
+"""Facts about what FlashInfer compiles for which GPU: module tables by capability string, and majors of JIT builds.
 
-Only files whose bytes hold one of the constructs that carry a fact are parsed (a whole tree of 0.7 is 126 MB of Python);
-a module reached through an import is parsed when somebody asks for it.
+A module getter such as `get_cutlass_fused_moe_module(backend)` maps "120" to a generator, by a dict or by an if/elif chain;
+an unlisted string raises. A generator asks for `supported_major_versions=[...]`, and a build for another major raises.
+The getters are tied to the public operations that call them, through at most three calls inside the module.
 """
 
 import ast
-import dataclasses
-import functools
-import posixpath
 import re
 from collections.abc import Iterator
 
-from nvfp4lab.source.package import Package
+from nvfp4lab.source.facts import Fact
+from nvfp4lab.source.flashinfer_capability import is_on_topic, is_public
+from nvfp4lab.source.flashinfer_conditions import exception_of, guards, message_of, single_assignments
+from nvfp4lab.source.flashinfer_reader import Reader
+from nvfp4lab.source.module import Definition, Module
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
-
-# What a file must hold to be parsed: an FP4 or MoE word, and one construct that states a capability.
-_TOPIC = re.compile(rb"fp4|FP4|[mM]o[eE]")
-_CONSTRUCT = re.compile(
-    rb"supported_compute_capability|backend_requirement|supported_major_versions"
-    rb"|def get_\w+_module\(|flashinfer_api[\s\S]*get_compute_capability"
-)
-_ENTRY_TEST = re.compile(rb"\bdef supported_compute_capability\(|\bdef backend_requirement\(")
+_CALL_DEPTH = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Module:
-    """One parsed file. `functions` holds top-level functions and methods by qualified name, `constants` top-level values."""
-
-    file: str
-    tree: ast.Module
-    functions: dict[str, FunctionNode]
-    classes: dict[str, ast.ClassDef]
-    constants: dict[str, ast.expr]
-    imports: dict[str, tuple[str, str]]
-
-
-def _qualified_functions(tree: ast.Module) -> dict[str, FunctionNode]:
-    found: dict[str, FunctionNode] = {}
-    for node in _top_level(tree.body):
-        if isinstance(node, FunctionNode):
-            found.setdefault(node.name, node)
-        elif isinstance(node, ast.ClassDef):
-            found.update({f"{node.name}.{inner.name}": inner for inner in node.body if isinstance(inner, FunctionNode)})
-    return found
+def facts(reader: Reader) -> Iterator[Fact]:
+    """Module tables, JIT majors, capability predicates and capability refusals of the FP4 and MoE operations."""
+    for module in reader.modules:
+        yield from _majors(reader, module)
+        functions = {name: found for name, found in module.definitions.items() if not isinstance(found.node, ast.ClassDef)}
+        public = [found for name, found in functions.items() if is_public(found) and is_on_topic(found)]
+        getters = [found for name, found in functions.items() if re.fullmatch(r"get_\w+_module", name)]
+        calls = {name: _called_names(found.node) for name, found in functions.items()} if getters else {}
+        for getter in getters:
+            reaching = _reaching(calls, getter.name)
+            for operation in (found for found in public if found.name in reaching):
+                yield from _table(reader, operation.name, getter)
+        for operation in public:
+            yield from _predicates(reader, operation, functions)
+            yield from _refusals(reader, operation)
 
 
-def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of a module, those under `if` and `try` included: an optional import is still a definition."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.If):
-            yield from _top_level(node.body + node.orelse)
-        elif isinstance(node, ast.Try):
-            yield from _top_level(node.body + [stmt for handler in node.handlers for stmt in handler.body] + node.orelse)
+def _called_names(node: ast.AST) -> set[str]:
+    return {call.func.id for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
 
 
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    found = {}
-    for node in _top_level(tree.body):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = node.value
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            found[node.target.id] = node.value
-    return found
+def _reaching(calls: dict[str, set[str]], name: str) -> set[str]:
+    """Functions of a module that call `name` through at most three calls."""
+    reaching = {name}
+    for _ in range(_CALL_DEPTH):
+        reaching |= {caller for caller, called in calls.items() if called & reaching}
+    return reaching - {name}
 
 
-def _imports(tree: ast.Module, file: str) -> dict[str, tuple[str, str]]:
-    """Imported name -> (dotted module, name there); relative imports are made absolute from `file`."""
-    package = posixpath.dirname(file).split("/")
-    found = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                found[alias.asname or alias.name] = (module, alias.name)
-    return found
+def _table(reader: Reader, operation: str, getter: Definition) -> Iterator[Fact]:
+    keys, line = _dict_keys(getter)
+    first, second = (line, getter.line) if keys else (getter.line, line)
+    if not keys:
+        keys, second = _chain_keys(getter)
+    numbers = sorted({int(key) for key in keys if key.isdigit()})
+    if not numbers:
+        return
+    at, also = (getter.module, first), [(getter.module, second)]
+    note = f"{getter.name} has a module for these; any other raises"
+    yield reader.fact(operation, "supported_cc", numbers, at, also=also, scope=getter.scope, note=note, derived=True)
+    for value, when, rewrite in _rewrites(getter):
+        yield reader.fact(operation, "module_override", value, (getter.module, rewrite), when=when, scope=getter.scope)
 
 
-class Modules:
-    """Modules of one FlashInfer package, parsed on demand; nothing of it is imported."""
-
-    def __init__(self, package: Package):
-        self.package = package
-        self.unparsed: dict[str, str] = {}
-        self._names = frozenset(package.tree.names())
-        self._modules: dict[str, Module | None] = {}
-
-    @functools.cached_property
-    def candidates(self) -> tuple[str, ...]:
-        """Python files that may state a capability about FP4 or MoE, by their bytes."""
-        found = []
-        for name in sorted(self._names):
-            if name.endswith(".py"):
-                text = self.package.tree.read(name)
-                if _ENTRY_TEST.search(text) or (_TOPIC.search(text) and _CONSTRUCT.search(text)):
-                    found.append(name)
-        return tuple(found)
-
-    def __iter__(self) -> Iterator[Module]:
-        """Every candidate that parses; the others are named in `unparsed`."""
-        for name in self.candidates:
-            module = self.module(name)
-            if module is not None:
-                yield module
-
-    def module(self, name: str) -> Module | None:
-        """The parsed file, or None where it is absent or does not parse."""
-        if name not in self._modules:
-            self._modules[name] = self._parse(name) if name in self._names else None
-        return self._modules[name]
-
-    def _parse(self, name: str) -> Module | None:
-        try:
-            tree = ast.parse(self.package.tree.read(name))
-        except (SyntaxError, ValueError) as error:
-            self.unparsed[name] = str(error)
-            return None
-        classes = {node.name: node for node in _top_level(tree.body) if isinstance(node, ast.ClassDef)}
-        return Module(name, tree, _qualified_functions(tree), classes, _constants(tree), _imports(tree, name))
-
-    def function(self, module: Module, name: str) -> tuple[Module, FunctionNode] | None:
-        """The definition that `name` means in `module`, following imports through at most four files."""
-        for _ in range(4):
-            if name in module.functions:
-                return module, module.functions[name]
-            origin = self._origin(module, name)
-            if origin is None:
-                return None
-            module, name = origin
-        return None
-
-    def constant(self, module: Module, name: str) -> tuple[Module, ast.expr] | None:
-        """The value that `name` has at the top of `module`, following imports through at most four files."""
-        for _ in range(4):
-            if name in module.constants:
-                return module, module.constants[name]
-            origin = self._origin(module, name)
-            if origin is None:
-                return None
-            module, name = origin
-        return None
-
-    def _origin(self, module: Module, name: str) -> tuple[Module, str] | None:
-        if name not in module.imports:
-            return None
-        dotted, original = module.imports[name]
-        path = dotted.replace(".", "/")
-        target = self.module(f"{path}.py") or self.module(f"{path}/__init__.py")
-        return (target, original) if target is not None else None
+def _dict_keys(getter: Definition) -> tuple[list[str], int]:
+    """Keys of the first local dict that maps strings to generator names, and its line."""
+    for node in getter.node.body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Dict):
+            keys = [key.value for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+            if keys:
+                return keys, node.lineno
+    return [], getter.line
 
 
-def literal(modules: Modules, module: Module, node: ast.expr | None) -> object | None:
-    """The value of `node` if it is provably constant: a literal, or a name bound to one; otherwise None."""
-    if isinstance(node, ast.Name):
-        found = modules.constant(module, node.id)
-        return literal(modules, *found) if found else None
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in {"tuple", "list", "set", "frozenset", "sorted"}
-    ):
-        return literal(modules, module, node.args[0]) if node.args else None
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return _elements(modules, module, node.elts)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.BitOr):
-        left, right = literal(modules, module, node.left), literal(modules, module, node.right)
-        return left + right if isinstance(left, list) and isinstance(right, list) else None
-    try:
-        return ast.literal_eval(node) if node is not None else None
-    except ValueError:
-        return None
+def _chain_keys(getter: Definition) -> tuple[list[str], int]:
+    """Strings that the if/elif chain on the first parameter compares it with, and the line of the chain."""
+    if not getter.node.args.args:
+        return [], getter.line
+    parameter, keys, first = getter.node.args.args[0].arg, [], getter.line
+    for node in getter.node.body:
+        while isinstance(node, ast.If):
+            found = _compared_strings(node.test, parameter)
+            if found and not keys:
+                first = node.lineno
+            keys += found if "gen_" in " ".join(_called_names(ast.Module(node.body, []))) else []
+            node = node.orelse[0] if len(node.orelse) == 1 else None
+    return keys, first
 
 
-def _elements(modules: Modules, module: Module, elements: list[ast.expr]) -> list | None:
-    values: list = []
-    for element in elements:
-        starred = isinstance(element, ast.Starred)
-        value = literal(modules, module, element.value if starred else element)
-        if value is None:
-            return None
-        values.extend(value) if starred else values.append(value)
-    return values
+def _compared_strings(test: ast.expr, parameter: str) -> list[str]:
+    if not (isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == parameter):
+        return []
+    return [node.value for node in ast.walk(test.comparators[0]) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def _rewrites(getter: Definition) -> Iterator[tuple[str, dict, int]]:
+    """(text, when, line) for each place that replaces the capability string before the lookup."""
+    if not getter.node.args.args:
+        return
+    parameter = getter.node.args.args[0].arg
+    for outer in (node for node in getter.node.body if isinstance(node, ast.If)):
+        strings = [int(text) for text in _compared_strings(outer.test, parameter) if text.isdigit()]
+        for inner in [outer, *(node for node in ast.walk(outer) if isinstance(node, ast.If) and node is not outer)]:
+            for node in inner.body:
+                if (
+                    isinstance(node, ast.Assign)
+                    and ast.unparse(node.targets[0]) == parameter
+                    and isinstance(node.value, ast.Constant)
+                ):
+                    condition = "" if inner is outer else f" when {ast.unparse(inner.test)}"
+                    yield f"{node.value.value}{condition}", {"cc": strings}, node.lineno
+
+
+def _majors(reader: Reader, module: Module) -> Iterator[Fact]:
+    """`supported_major_versions=[...]`, under the function and, where only one build has that name, under the bare kernel name."""
+    rows = []
+    for definition in module.definitions.values():
+        if isinstance(definition.node, ast.ClassDef) or not is_on_topic(definition):
+            continue
+        for call in (node for node in ast.walk(definition.node) if isinstance(node, ast.Call)):
+            for keyword in call.keywords:
+                value = reader.literal(module, keyword.value) if keyword.arg == "supported_major_versions" else None
+                if value is not None:
+                    rows.append((definition, value, keyword.value.lineno))
+    kernels = [_kernel_name(definition.name) for definition, _, _ in rows]
+    for (definition, value, line), kernel in zip(rows, kernels, strict=True):
+        also, scope = [(module, definition.line)], definition.scope
+        yield reader.fact(f"jit:{definition.name}", "supported_majors", value, (module, line), also=also, scope=scope)
+        if kernels.count(kernel) == 1 and kernel not in ("", definition.name):
+            yield reader.fact(f"jit:{kernel}", "supported_majors", value, (module, line), also=also, scope=scope)
+
+
+def _kernel_name(function: str) -> str:
+    """`trtllm_gen_fused_moe` for gen_trtllm_gen_fused_moe_sm100_module and for trtllm_gen_fused_moe_build_inputs."""
+    return re.sub(r"(_sm\d+\w*)?(_module|_build_inputs)$", "", function.removeprefix("gen_"))
+
+
+def _predicates(reader: Reader, operation: Definition, functions: dict[str, Definition]) -> Iterator[Fact]:
+    """`gate_py`: `is_X_supported` beside an operation whose name holds the words of X, with a test that turns a capability away."""
+    words = set(operation.name.split("_"))
+    for name, found in functions.items():
+        about = re.fullmatch(r"is_(\w+)_supported", name)
+        if about is None or not set(about[1].split("_")) <= words:
+            continue
+        values = single_assignments(found.node)
+        called = name in _called_names(operation.node)
+        note = "called by the operation" if called else "offered to callers; the operation does not call it, so it enforces nothing"
+        for node in found.node.body:
+            if (
+                isinstance(node, ast.If)
+                and ast.unparse(node.body[0]) == "return False"
+                and (text := _capability_text(node.test, values))
+            ):
+                at = (found.module, node.lineno)
+                said = f"{name} false when {text}"
+                yield reader.fact(operation.name, "gate_py", said, at, scope=found.scope, note=note, derived=True)
+
+
+def _capability_text(test: ast.expr, values: dict[str, ast.expr]) -> str | None:
+    """A test on the major in plain words, where the compared name was assigned from `get_compute_capability`."""
+    for name in {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}:
+        value = values.get(name)
+        element = value.value if isinstance(value, ast.Subscript) else value
+        if isinstance(element, ast.Call) and "compute_capability" in ast.unparse(element.func):
+            return ast.unparse(test).replace(f"{name}[0]", "major").replace(f"{name}[1]", "minor")
+    return None
+
+
+def _refusals(reader: Reader, definition: Definition) -> Iterator[Fact]:
+    """`raises_on`: a guard of the operation itself that compares the capability."""
+    values = single_assignments(definition.node)
+    for node, outer in guards(definition.node.body):
+        text = _capability_text(node.test, values)
+        if text is None:
+            continue
+        raised = node.body[-1]
+        exact = re.fullmatch(r"major == (\d+) and minor == (\d+)", text)
+        only = re.fullmatch(r"major == (\d+)", text)
+        when = {"cc": [int(exact[1]) * 10 + int(exact[2])]} if exact else {"cc_major": int(only[1])} if only else {}
+        given = f" when {' and '.join(outer)}" if outer else ""
+        said = f"{text}{given} -> {exception_of(raised)}: {message_of(raised)}"
+        at, also = (definition.module, raised.lineno), [(definition.module, node.lineno)]
+        yield reader.fact(definition.name, "raises_on", said, at, when=when, also=also, scope=definition.scope)
