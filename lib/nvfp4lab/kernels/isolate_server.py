@@ -1,0 +1,109 @@
+"""The fork server of `isolate.Isolator`: imports what every case needs, never touches CUDA, forks one worker per case.
+
+A fork costs milliseconds where a fresh interpreter with torch costs seconds. `multiprocessing`'s own fork server is
+not used: it re-imports the caller's `__main__` in every child (pytest, a notebook kernel, a script with side effects),
+shares one global server with all other code in the process, and has no answer to grandchildren that outlive a worker.
+This server is a child subreaper: whatever a case leaves behind becomes its child and is killed before the next case.
+
+Control socket (SEQPACKET, JSON). First the lab sends {"preload": [...], "path": [...]}, answered {"ready": pid} or
+{"error": ...}. Then per case {"token": hex} with two descriptors (channel of the call and its result, output file),
+answered {"pid"} and, when the worker has ended, {"exit", "peak_rss_bytes", "left_behind"}. A message while a
+case runs means: kill it. End of file ends the server.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from nvfp4lab.kernels import isolate_pages, isolate_worker
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(control_fd: int) -> None:
+    """Serve until the lab closes its end of the control socket or dies."""
+    control = socket.socket(fileno=control_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle; it ends the case by itself
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    config = json.loads(control.recv(1 << 20))
+    sys.path[:] = config["path"]
+    _say(control, _preload(config["preload"]))
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
+        if not request:
+            break
+        _serve_case(control, json.loads(request), *descriptors)
+
+
+def _preload(modules: list[str]) -> dict:
+    module = ""
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except Exception as error:  # whatever a package does on import is the answer
+        return {"error": f"importing {module} in the fork server failed: {type(error).__name__}: {error}"}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return {"error": f"one of {modules} initialises CUDA on import; a forked worker could not use the GPU"}
+    isolate_pages.collapse()
+    return {"ready": os.getpid()}
+
+
+def _say(control: socket.socket, message: dict) -> None:
+    control.send(json.dumps(message).encode())
+
+
+def _serve_case(control: socket.socket, request: dict, channel_fd: int, output_fd: int) -> None:
+    """Fork a worker, report its pid, wait for it, end what it left behind, report how it ended."""
+    worker = os.fork()
+    if worker == 0:
+        control.close()
+        isolate_worker.run(bytes.fromhex(request["token"]), channel_fd, output_fd)
+    os.close(channel_fd)
+    os.close(output_fd)
+    _say(control, {"pid": worker})
+    _wait(control, worker)
+    _, status, usage = os.wait4(worker, 0)
+    left_behind = _end_children()
+    _say(control, {"exit": os.waitstatus_to_exitcode(status), "peak_rss_bytes": usage.ru_maxrss * 1024, "left_behind": left_behind})
+
+
+def _wait(control: socket.socket, worker: int) -> None:
+    """Wait until the worker has ended. The lab may ask for its end meanwhile; if the lab is gone, everything ends."""
+    worker_fd = os.pidfd_open(worker)
+    try:
+        while worker_fd not in (ready := select.select([control, worker_fd], [], [])[0]):
+            asked = control in ready and control.recv(1 << 16)
+            os.kill(worker, signal.SIGKILL)  # unreaped, so the pid is still the worker's
+            if not asked:
+                os.waitpid(worker, 0)
+                _end_children()
+                sys.exit(0)
+    finally:
+        os.close(worker_fd)
+
+
+def _children() -> list[int]:
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def _end_children() -> int:
+    """Kill and reap all children, adopted ones included, until none is left; how many were still alive."""
+    ended = 0
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:  # those that had ended by themselves
+            pass
+    while children := _children():
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)  # unreaped, so the pid is still that child's
+        for pid in children:
+            os.waitpid(pid, 0)
+            ended += 1
+    return ended
