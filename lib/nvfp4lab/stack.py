@@ -52,7 +52,8 @@ def _gpus() -> tuple[str | None, tuple[tuple[str, str], ...]]:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         cards = tuple(
-            (pynvml.nvmlDeviceGetName(handle), "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle))) for handle in handles
+            (pynvml.nvmlDeviceGetName(handle), "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle)))
+            for handle in handles
         )
         return pynvml.nvmlSystemGetDriverVersion(), cards
     finally:
@@ -76,7 +77,10 @@ def _machine() -> str:
 
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
     return f"{model}, {psutil.cpu_count()} cores"
 
 

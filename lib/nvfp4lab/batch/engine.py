@@ -109,7 +109,9 @@ class LabEngine(NBClientEngine):
     """The engine's face to papermill; registered as `nvfp4lab` by an entry point."""
 
     @classmethod
-    def execute_notebook(cls, nb, kernel_name, output_path=None, progress_bar=True, log_output=False, autosave_cell_every=30, **kwargs):
+    def execute_notebook(
+        cls, nb, kernel_name, output_path=None, progress_bar=True, log_output=False, autosave_cell_every=30, **kwargs
+    ):
         """Run `nb` and return it; the outcome is in its metadata and, for a failure, in an error output."""
         manager = LabNotebookManager(nb, output_path, log_output, progress_bar, autosave_cell_every)
         nb.metadata.pop("nvfp4lab_run", None)

@@ -59,7 +59,11 @@ def declared(name: str) -> Declared:
     if not cells:
         raise LabError(f"notebooks/{name}.ipynb has no cell tagged `parameters`")
     tree = ast.parse("".join(cells[0]["source"]))
-    assigned = [node.targets if isinstance(node, ast.Assign) else [node.target] for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    assigned = [
+        node.targets if isinstance(node, ast.Assign) else [node.target]
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    ]
     own = notebook["metadata"].get("nvfp4lab", {})
     return Declared(
         after=tuple(own.get("after", ())),

@@ -58,7 +58,9 @@ def _selected(names: Sequence[str], only: Sequence[str], path: Path) -> list[str
 
 def _piece(stem: str, name: str, about: notebooks.Declared, values: params.Params, run_dir: Path) -> Piece:
     given = {key: value for key, value in values.model_dump(mode="json").items() if key in values.model_fields_set}
-    wanted: dict[str, Any] = {key: value for key, value in given.items() if key in about.parameters and key not in ("run_dir", "runs")}
+    wanted: dict[str, Any] = {
+        key: value for key, value in given.items() if key in about.parameters and key not in ("run_dir", "runs")
+    }
     if "runs" in about.parameters:
         wanted["runs"] = [str(run_dir)]
     return Piece(

@@ -67,14 +67,18 @@ def run(plan: Plan, run_dir: Path, executor: Executor, retry_failed: bool = Fals
                     if time.monotonic() - derived_at > DERIVE_EVERY_S:
                         derive(plan, run_dir)
                         derived_at = time.monotonic()
-                    progress.step(f"{result.name} {result.verdict} {result.seconds:.1f} s" + (f": {result.reason}" if result.reason else ""))
+                    progress.step(
+                        f"{result.name} {result.verdict} {result.seconds:.1f} s" + (f": {result.reason}" if result.reason else "")
+                    )
         except KeyboardInterrupt:
             interrupted = True
     for line in cleanup.clear_attempts(run_dir):
         print(line)
     ordered = tuple(results.get(piece.digest) or _not_reached(piece) for piece in plan.pieces)
     derive(plan, run_dir)
-    return Summary(ordered, tuple(record for record in Ledger(run_dir / notebooks.LEDGER_FILE) if record.verdict in BAD), interrupted)
+    return Summary(
+        ordered, tuple(record for record in Ledger(run_dir / notebooks.LEDGER_FILE) if record.verdict in BAD), interrupted
+    )
 
 
 def _wave(wave: Sequence[Piece], run_dir: Path, executor: Executor, retry_failed: bool) -> Iterator[Result]:

@@ -30,7 +30,9 @@ def write_run(run_dir: Path, results: Sequence[Result]) -> None:
 
 def write_all(outputs: Path) -> Path:
     """(Re)write the index over all runs under `outputs`, newest first; returns its path."""
-    runs = sorted((page.parent for page in outputs.glob("**/index.html") if page.parent != outputs), key=lambda run: run.name, reverse=True)
+    runs = sorted(
+        (page.parent for page in outputs.glob("**/index.html") if page.parent != outputs), key=lambda run: run.name, reverse=True
+    )
     rows = "".join(_run_row(outputs, run) for run in runs)
     body = f'<section class="lab-summary"><h1>All runs</h1></section><table class="lab-table"><tr><th>run</th><th>evidence</th></tr>{rows}</table>'
     _write(outputs / "index.html", "All runs", body)

@@ -14,6 +14,7 @@ from nbconvert.preprocessors import Preprocessor
 
 from nvfp4lab.records import Evidence
 from nvfp4lab.report.redact import redact
+from nvfp4lab.report.sanitise import sanitise
 
 HERE = Path(__file__).parent
 MAX_PAGE_BYTES = 3_000_000
@@ -41,6 +42,7 @@ def render(notebook: Path, page: Path, records: Sequence[Evidence]) -> None:
         template_name="lab_page", extra_template_basedirs=[str(HERE / "templates")], sanitize_html=True, embed_images=True
     )
     exporter.register_preprocessor(AltTexts, enabled=True)
+    exporter.register_filter("clean_html", sanitise)
     node = nbformat.read(notebook, as_version=4)
     body, _ = exporter.from_notebook_node(
         node,
@@ -60,7 +62,9 @@ def summary(node, records: Sequence[Evidence]) -> str:
     lines = [f"<p>This notebook: {badge(run.get('verdict', 'not_run'))} {html.escape(run.get('reason', ''))}</p>"]
     counts = collections.Counter(str(record.verdict) for record in records)
     if counts:
-        lines.append("<p>Evidence: " + " ".join(f"{badge(verdict)}&nbsp;{count}" for verdict, count in counts.most_common()) + "</p>")
+        lines.append(
+            "<p>Evidence: " + " ".join(f"{badge(verdict)}&nbsp;{count}" for verdict, count in counts.most_common()) + "</p>"
+        )
     return f'<section class="lab-summary">{"".join(lines)}</section>'
 
 

@@ -26,8 +26,12 @@ _NAMED_VALUE = re.compile(
     rf"(?i)(?P<name>{_SECRET_NAME}(?:{_QUOTE})?\s*(?:=|:)\s*)"
     rf"(?P<value>(?P<quote>{_QUOTE})(?!\s)(?:(?!(?P=quote)).)+(?P=quote)|(?!\d+(?:\.\d+)?\b)(?!None\b|null\b|true\b|false\b)[^\s\"'\\,;&<>()\[\]{{}}]{{4,}})"
 )
-_FLAG_VALUE = re.compile(r"(?i)(?P<name>--[a-z0-9-]*(?:token|secret|password|passwd|api-key|access-key|credential)(?:=|\s+))(?P<value>[^\s\"']+)")
-_AUTHORIZATION = re.compile(r"(?i)(?P<name>\b(?:proxy-)?authorization\b(?:\\*[\"'])?\s*[:=]\s*(?:\\*[\"'])?(?:(?:bearer|basic|token|digest)\s+)?)(?P<value>[^\s\"',\\]+)")
+_FLAG_VALUE = re.compile(
+    r"(?i)(?P<name>--[a-z0-9-]*(?:token|secret|password|passwd|api-key|access-key|credential)(?:=|\s+))(?P<value>[^\s\"']+)"
+)
+_AUTHORIZATION = re.compile(
+    r"(?i)(?P<name>\b(?:proxy-)?authorization\b(?:\\*[\"'])?\s*[:=]\s*(?:\\*[\"'])?(?:(?:bearer|basic|token|digest)\s+)?)(?P<value>[^\s\"',\\]+)"
+)
 _BEARER = re.compile(r"(?i)(?P<name>\bbearer\s+)(?P<value>[A-Za-z0-9._~+/=-]{8,})")
 _URL_CREDENTIALS = re.compile(r"(?P<name>\b[a-z][a-z0-9+.-]*://)(?P<value>[^\s/@\"'<>]+:[^\s/@\"'<>]+|[^\s/@:\"'<>]{12,})(?=@)")
 _SHAPES = re.compile(
@@ -39,7 +43,9 @@ _SHAPES = re.compile(
 )
 _ENVIRONMENT_NAME = re.compile(rf"(?i)^{_SECRET_NAME}$|(?i:_key$)")
 _BINARY_OUTPUTS = frozenset({"image/png", "image/jpeg"})
-_TEXT_SUFFIXES = frozenset({".txt", ".log", ".json", ".jsonl", ".ipynb", ".html", ".md", ".csv", ".yaml", ".yml", ".out", ".err", ""})
+_TEXT_SUFFIXES = frozenset(
+    {".txt", ".log", ".json", ".jsonl", ".ipynb", ".html", ".md", ".csv", ".yaml", ".yml", ".out", ".err", ""}
+)
 
 
 def redact(text: str) -> str:

@@ -1,0 +1,51 @@
+"""Evidence from run folders, ledgers, or straight from the source that a params file names."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nvfp4lab import params
+from nvfp4lab.decide.question import Question, asked_by
+from nvfp4lab.errors import LabError
+from nvfp4lab.records import Evidence, Ledger
+
+
+def gather(paths: Sequence[Path], overrides: Mapping[str, str | None]) -> tuple[Question | None, list[Evidence]]:
+    """(the question, all evidence). A params file is asked about by reading its packages; nothing is run.
+
+    overrides: fields of Question given by hand; None leaves what the evidence or the params file says.
+    """
+    records: list[Evidence] = []
+    asked: Question | None = None
+    for path in paths:
+        if path.suffix in (".yaml", ".yml"):
+            values = params.load(path)
+            records += _read_source(values)
+            asked = asked or question_of(values)
+        else:
+            records += _recorded(path)
+    question = asked or asked_by(records)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if question is None and {"cc", "sglang"} <= set(given):
+        question = Question(given["cc"], given["sglang"], given.get("flashinfer"))
+    return (dataclasses.replace(question, **given) if question else None), records
+
+
+def question_of(values: params.Params) -> Question:
+    """The question that a params file asks."""
+    return Question(
+        values.cc, values.sglang, values.flashinfer, values.model, values.tp, values.quant if values.flag_given else None
+    )
+
+
+def _recorded(path: Path) -> list[Evidence]:
+    ledger = path if path.is_file() else path / "ledger.jsonl"
+    if not ledger.exists():
+        raise LabError(f"{path}: neither a run folder with a ledger.jsonl, nor a ledger, nor a params file")
+    return list(Ledger(ledger))
+
+
+def _read_source(values: params.Params) -> list[Evidence]:
+    from nvfp4lab.source import routes_evidence
+
+    return routes_evidence.read(values)
