@@ -1,0 +1,38 @@
+"""Compute capabilities: which ones a condition admits, and how the facts' `when` says it."""
+
+from collections.abc import Iterable
+
+Capability = tuple[int, int]
+
+# The capabilities that NVFP4 users have or ask about; conditions are decided by trying each.
+KNOWN: tuple[Capability, ...] = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1))
+MAJORS = (8, 9, 10, 11, 12)
+
+
+def parse(text: str) -> Capability:
+    """(12, 0) of "12.0"; ValueError on anything else."""
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def when(admitted: Iterable[Capability]) -> list[dict[str, object]]:
+    """Every customary way to state a set of capabilities, the plainest first.
+
+    One major: `cc_major: 12`. Ampere to Hopper: `cc: ">=80,<100"`. All but some: `cc_major_not`/`cc_major_not_in`.
+    An empty list means that the condition does not restrict the capability; sets that split a major give its `cc`.
+    """
+    chosen = frozenset(admitted)
+    majors = sorted({major for major, _ in chosen if major in MAJORS})
+    if set(majors) == set(MAJORS) or not majors:
+        return []
+    if any((cc in chosen) != (cc[0] in majors) for cc in KNOWN if cc[0] in MAJORS):
+        return [{"cc": sorted(10 * major + minor for major, minor in chosen)}]
+    missing = [major for major in MAJORS if major not in majors]
+    complement = {"cc_major_not": missing[0]} if len(missing) == 1 else {"cc_major_not_in": missing}
+    if len(majors) == 1:
+        return [{"cc_major": majors[0]}]
+    if majors == [8, 9]:
+        return [{"cc": ">=80,<100"}, {"cc": "<100"}]
+    if majors[0] < 10:  # reaches below Blackwell: said by what it leaves out
+        return [complement, {"cc_major": [major for major in majors if major >= 10] or majors}]
+    return [{"cc_major": majors}]
