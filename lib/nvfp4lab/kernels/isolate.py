@@ -5,6 +5,7 @@ returns an `Outcome`. OK means: the call returned a value of the promised type, 
 computes, and the process ended by itself with exit code 0. Anything else has a verdict, a reason and the last output.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -31,7 +32,7 @@ PROBE_PAUSES_S = (0.0, 1.0, 5.0)  # a GPU that is being reset after an Xid comes
 
 
 class Isolator:
-    """Runs calls one at a time, each in a worker of its own. A context manager; not for several threads at once.
+    """Runs calls one at a time, each in a worker of its own. A context manager; for one thread at a time.
 
     log_dir: output of cases goes here. preload: modules every worker has imported; none may initialise CUDA.
     env: added to the workers' environment. device_probe: run in a fresh worker after a case that did not end well, to see
@@ -66,6 +67,13 @@ class Isolator:
         """End the server and whatever still runs under it."""
         self._drop_server()
         self._xids.close()
+
+    def interrupt(self) -> None:
+        """End the case in flight, if there is one; the only method that another thread may call."""
+        control = self._control
+        if control is not None:
+            with contextlib.suppress(OSError):  # it is closing by itself
+                control.send(b"kill")
 
     def run(
         self, function: Callable[..., Any], *args: Any, name: str = "case", limits: Limits | None = None, expect: type = object

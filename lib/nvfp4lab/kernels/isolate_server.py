@@ -39,6 +39,8 @@ def main(control_fd: int) -> None:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not request:
             break
+        if not descriptors:
+            continue  # a kill that came after its case had ended
         _serve_case(control, json.loads(request), *descriptors)
 
 
