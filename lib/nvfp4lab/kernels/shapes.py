@@ -2,7 +2,7 @@
 
 import dataclasses
 
-BLOCK = 16  # elements that share one E4M3 scale
+from nvfp4lab.nvfp4.conventions import BLOCK_SIZE as BLOCK
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,209 @@
+"""All probes by name, each with what it can and cannot detect, and the boundary shapes.
+
+A probe builds an `Experiment`: the problem, a judge that runs a kernel on it (poisoned output, guard rows around it,
+several calls where the probe needs them), and a check of one output, for gating again after timing.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import torch
+
+from nvfp4lab.errors import LabError
+from nvfp4lab.kernels import gates
+from nvfp4lab.kernels.gates import GateResult
+from nvfp4lab.kernels.operands import MoeProblem, Problem
+from nvfp4lab.kernels.probes_exact import exact_gemm, rounding_gemm
+from nvfp4lab.kernels.probes_metamorphic import RELATIONS, Relation
+from nvfp4lab.kernels.probes_moe import exact_moe
+from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
+from nvfp4lab.kernels.reference import Kernel
+from nvfp4lab.kernels.reference_bounds import gemm_expectation, moe_expectation
+from nvfp4lab.kernels.shapes import Shape
+from nvfp4lab.records import Verdict, WrongKind
+
+GUARD_ROWS = 16  # keeps the output's alignment for every N that is a multiple of 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One probe at one shape, ready for any kernel."""
+
+    problem: Problem
+    judge: Callable[[Kernel], GateResult]
+    check: Callable[[torch.Tensor], GateResult]
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """build(shape, seed, device) -> Experiment. bf16_only: its activations fit weight-only (W4A16) kernels only."""
+
+    name: str
+    op: str
+    detects: str
+    blind_to: str
+    build: Callable[[Shape, int, torch.device | str], Experiment]
+    bf16_only: bool = False
+
+
+class _GuardBroken(Exception):
+    """The kernel wrote outside its output; carries the result that says where."""
+
+
+def run_poisoned(kernel: Kernel, problem: Problem) -> torch.Tensor:
+    """Output of `kernel` from a buffer of NaN with guard rows on both sides.
+
+    A kernel that returns its own tensor instead of the one given is taken as it is; its memory is not ours to poison.
+    """
+    rows, columns = problem.out_shape
+    buffer = torch.full((rows + 2 * GUARD_ROWS, columns), float("nan"), dtype=problem.out_dtype, device=problem.device)
+    before = buffer.view(torch.int16).clone()
+    result = kernel(problem, buffer[GUARD_ROWS : GUARD_ROWS + rows])
+    guards = torch.cat([buffer[:GUARD_ROWS], buffer[GUARD_ROWS + rows :]]).view(torch.int16)
+    touched = (guards != before[: 2 * GUARD_ROWS]).any(1).nonzero()
+    if touched.numel():
+        row = int(touched[0])
+        raise _GuardBroken(
+            f"wrote outside its output: guard row {row - GUARD_ROWS if row < GUARD_ROWS else rows + row - GUARD_ROWS}"
+        )
+    return result
+
+
+def _experiment(
+    problem: Problem, judge: Callable[[Callable], GateResult], check: Callable[[torch.Tensor], GateResult]
+) -> Experiment:
+    def guarded(kernel: Kernel) -> GateResult:
+        try:
+            return judge(functools.partial(run_poisoned, kernel))
+        except _GuardBroken as broken:
+            return GateResult(Verdict.WRONG, str(broken), WrongKind.GARBAGE)
+
+    return Experiment(problem, guarded, check)
+
+
+def _single(problem: Problem, check: Callable[[torch.Tensor], GateResult]) -> Experiment:
+    return _experiment(problem, lambda run: check(run(problem)), check)
+
+
+def _exact(shape, seed, device, bits: int, bf16: bool = False) -> Experiment:
+    probe = exact_gemm(shape, seed, bits, device, bf16)
+    return _single(probe.problem, functools.partial(gates.exact, expected=probe.expected))
+
+
+def _rounding(shape, seed, device) -> Experiment:
+    probe = rounding_gemm(shape, seed, device)
+    return _single(probe.problem, functools.partial(gates.exact, expected=probe.expected))
+
+
+def _exact_moe(shape, seed, device, ratio: float = 1.0, bf16: bool = False) -> Experiment:
+    probe = exact_moe(shape, seed, device, ratio)
+    return _single(probe.problem, functools.partial(gates.exact, expected=probe.expected, experts=probe.problem.topk_ids[:, 0]))
+
+
+def _realistic(shape, seed, device) -> Experiment:
+    problem = realistic_gemm(shape, seed, device)
+    expected, tolerance = gemm_expectation(problem)
+    return _single(problem, functools.partial(gates.within, expected=expected, tolerance=tolerance))
+
+
+def _realistic_moe(shape, seed, device) -> Experiment:
+    problem = realistic_moe(shape, seed, device)
+    expected, tolerance = moe_expectation(problem)
+    return _single(problem, functools.partial(gates.within, expected=expected, tolerance=tolerance, experts=problem.topk_ids[:, 0]))
+
+
+def _related(shape, seed, device, relation: Relation) -> Experiment:
+    if relation.on_realistic:
+        single = _realistic(shape, seed, device)
+    else:
+        single = _exact(shape, seed, device, 24) if relation.op == "gemm" else _exact_moe(shape, seed, device)
+    return _experiment(single.problem, lambda run: relation.judge(run, single.problem, seed), single.check)
+
+
+_EXACT_BLIND = "how the output is rounded (it needs no rounding); faults that need another shape or a second call"
+_PROBES = (
+    *(
+        Probe(
+            f"exact_t{bits}",
+            "gemm",
+            f"any wrong code, scale, column or row; an accumulator of fewer than {bits} significant bits",
+            _EXACT_BLIND,
+            functools.partial(_exact, bits=bits),
+        )
+        for bits in (8, 13, 24)
+    ),
+    Probe(
+        "exact_bf16",
+        "gemm",
+        "activations of a weight-only kernel that lose significand bits on the way",
+        _EXACT_BLIND,
+        functools.partial(_exact, bits=24, bf16=True),
+        bf16_only=True,
+    ),
+    Probe(
+        "rounding",
+        "gemm",
+        "another output rounding than to nearest even; rounding twice",
+        "errors below half an ulp of bf16",
+        _rounding,
+    ),
+    Probe(
+        "realistic",
+        "gemm",
+        "errors above the derived bound, and a gain off by more than its own; outlier channels",
+        "a single wrong code or scale among many: the bound must allow for every order of addition",
+        _realistic,
+    ),
+    Probe(
+        "exact_moe",
+        "moe",
+        "wrong expert, wrong router weight, gate and up swapped, any scale of another expert, dropped tokens, the expert offset",
+        "errors of SiLU between -104 and 17, where it is not exact; gate and up global scales that differ",
+        _exact_moe,
+    ),
+    Probe(
+        "exact_moe_split_scale",
+        "moe",
+        "a loader that keeps one global scale for a fused gate and up pair that has two",
+        "as exact_moe; a kernel that takes one scale by design can only pass if its weight preparation folds the ratio",
+        functools.partial(_exact_moe, ratio=4.0),
+    ),
+    Probe(
+        "realistic_moe",
+        "moe",
+        "errors of SiLU's curve and of requantisation above the interval bound",
+        "a single wrong code; anything as small as one flipped tie of the intermediate",
+        _realistic_moe,
+    ),
+    *(
+        Probe(
+            relation.name,
+            relation.op,
+            relation.detects,
+            "errors that are the same in both runs",
+            functools.partial(_related, relation=relation),
+        )
+        for relation in RELATIONS
+    ),
+)
+PROBES: dict[str, Probe] = {probe.name: probe for probe in _PROBES}
+
+
+def find(name: str) -> Probe:
+    """The probe of that name. Raises LabError listing the names."""
+    if name not in PROBES:
+        raise LabError(f"no probe {name!r}; there are {', '.join(PROBES)}")
+    return PROBES[name]
+
+
+# Rows at and around every tile height in use (arXiv 2606.27396: boundary shapes find 78 % of bugs without a false
+# positive, regular shapes none of those in tail masks); 2001 is the off-bucket M of flashinfer #3192.
+BOUNDARY_M = (*range(1, 18), 127, 128, 129, 2001)
+BOUNDARY_N = (16, 32, 48, 64, 80, 128, 144, 256, 272)
+BOUNDARY_K = (16, 32, 48, 64, 96, 128, 160, 256, 272)
+
+
+def experts_of(problem: Problem) -> torch.Tensor | None:
+    """First expert of each token, for naming it in a place; None for a GEMM."""
+    return problem.topk_ids[:, 0] if isinstance(problem, MoeProblem) else None

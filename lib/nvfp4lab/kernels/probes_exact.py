@@ -1,0 +1,201 @@
+"""Exact GEMM probes: inputs on which every correct kernel, in any accumulation order, returns the same bits.
+
+The K dimension is a row of 16-wide blocks. Blocks come in pairs (j, j') with equal activations and opposite weights, so
+their products cancel whatever the values; one *signal* block is left over and small. Hence
+    - every product is an integer multiple of one unit, and the sum of their magnitudes stays below 2^tier units, so
+      each partial sum in each order is exact in an accumulator of `tier` bits;
+    - the result is below 2^8 units, so bf16 holds it exactly, and *any* wrong code, scale or dropped term moves it by
+      at least one unit and cannot hide behind the output rounding.
+Every activation block holds one code of magnitude 6, so quantising the dequantised activations gives them back.
+"""
+
+import dataclasses
+
+import torch
+
+from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, ProbeError
+from nvfp4lab.kernels.probes_draw import ALL_CODES, BINADE, SIX, Draw
+from nvfp4lab.kernels.shapes import BLOCK, GemmShape
+
+ACTIVATION_GLOBAL_SCALE = 2.0**-3
+WEIGHT_GLOBAL_SCALE = 2.0**-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+    """How large the partial sums of a probe may grow, and which codes and scales fill that budget.
+
+    bits: sum of |product| <= 2^bits units.
+    activation_codes, weight_codes: magnitudes as indices into E2M1 (1 is 0.5, 7 is 6.0), drawn evenly.
+    activation_scales, weight_scales: block scales in eighths, drawn evenly; 8..15 is one full E4M3 binade.
+    """
+
+    bits: int
+    activation_codes: tuple[int, ...]
+    weight_codes: tuple[int, ...]
+    activation_scales: tuple[int, ...] = (8,)
+    weight_scales: tuple[int, ...] = (8,)
+
+
+TIERS = {
+    8: Tier(8, (0, 1), (1,)),
+    13: Tier(13, (1, 2, 3), (1, 2, 3, 4)),
+    24: Tier(24, ALL_CODES, ALL_CODES, BINADE, BINADE),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactGemm:
+    """A problem, its only right answer, and the accumulator width that it asks for."""
+
+    problem: GemmProblem
+    expected: torch.Tensor
+    bits: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What both operands share: which signs flip and which factor 2^exponent moves between the halves of a pair."""
+
+    pairs: int
+    signals: int
+    flips: torch.Tensor  # [pairs, 16], 0 or 8
+    exponents: torch.Tensor  # [pairs], -1..1
+    order: torch.Tensor  # where each block goes along K
+
+    @classmethod
+    def draw(cls, k: int, draw: Draw) -> "_Plan":
+        blocks = k // BLOCK
+        pairs = (blocks - 1) // 2
+        flips = draw.sign_bits((pairs, BLOCK))
+        return cls(pairs, blocks - 2 * pairs, flips, draw.integers(-1, 2, (pairs,)), draw.permutation(blocks))
+
+    def join(self, first: torch.Tensor, second: torch.Tensor, signal: torch.Tensor) -> torch.Tensor:
+        """[rows, pairs, ...] twice and [rows, signals, ...] as one [rows, blocks, ...] in the planned order."""
+        return torch.cat([first, second, signal], dim=1)[:, self.order]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """One operand under construction. unit: [rows] float64, the smallest step of each row's signal values."""
+
+    operand: Fp4Operand
+    unit: torch.Tensor
+
+
+def exact_gemm(
+    shape: GemmShape, seed: int, bits: int, device: torch.device | str = "cpu", bf16_activations: bool = False
+) -> ExactGemm:
+    """Exact probe of one tier (8, 13 or 24 bits) for `shape`; K must be a multiple of 16.
+
+    bf16_activations: full 8-bit significands that only a weight-only (W4A16) kernel can take. Raises ProbeError.
+    """
+    if shape.k % BLOCK or min(shape.m, shape.n, shape.k) < 1:
+        raise ProbeError(f"exact probe: K must be a positive multiple of {BLOCK}, M and N positive; got {shape.label}")
+    tier, draw = TIERS[bits], Draw(seed, device)
+    plan = _Plan.draw(shape.k, draw)
+    if bf16_activations:
+        activations, left, left_unit = _bf16_activations(plan, draw, shape.m)
+    else:
+        side = _activations(plan, tier, draw, shape.m)
+        activations, left, left_unit = side.operand, side.operand.value(), side.unit
+    weights = _weights_within_budget(plan, tier, draw, shape.n, left.abs() / left_unit[:, None])
+    exact = left @ weights.value().T
+    expected = exact.to(torch.bfloat16)
+    if not torch.equal(expected.double(), exact):
+        raise ProbeError(f"exact probe: the result of {shape.label} is not exact in bf16")
+    return ExactGemm(GemmProblem(activations, weights), expected, bits)
+
+
+def _weights_within_budget(plan: _Plan, tier: Tier, draw: Draw, n: int, left_units: torch.Tensor) -> Fp4Operand:
+    """Weights with as many nonzero pairs of blocks a row as the tier's budget allows.
+
+    left_units: float64 [M, K], magnitudes of the activations in units.
+    """
+    kept = plan.pairs
+    while kept >= 0:
+        side = _weights(plan, tier, draw, n, kept)
+        units = (left_units @ (side.operand.value().abs() / side.unit[:, None]).T).max().item()
+        if units <= 2**tier.bits:
+            return side.operand
+        kept = min(kept - 1, int(kept * 2**tier.bits / units))
+    raise ProbeError(f"exact probe: K = {plan.order.numel() * BLOCK} does not fit into 2^{tier.bits} units")
+
+
+def _activations(plan: _Plan, tier: Tier, draw: Draw, m: int) -> _Side:
+    first = _with_six(draw, draw.choice(tier.activation_codes, (m, plan.pairs, BLOCK)))
+    signal = _with_six(draw, draw.choice(tuple(c for c in tier.activation_codes if c <= 3), (m, plan.signals, BLOCK)))
+    return _side(plan, draw, tier.activation_scales, ACTIVATION_GLOBAL_SCALE, first, first ^ plan.flips, signal, plan.exponents)
+
+
+def _weights(plan: _Plan, tier: Tier, draw: Draw, n: int, kept: int) -> _Side:
+    """`kept` pairs of each row are dense, the others zero; which ones differs by row."""
+    first = draw.choice(tier.weight_codes, (n, plan.pairs, BLOCK)) + draw.sign_bits((n, plan.pairs, BLOCK))
+    off = (draw.orders((n, plan.pairs)) >= kept)[..., None]
+    second = first ^ plan.flips ^ 8
+    signal = 1 + draw.sign_bits((n, plan.signals, BLOCK))
+    first, second = first.masked_fill(off, 0), second.masked_fill(off, 0)
+    return _side(plan, draw, tier.weight_scales, WEIGHT_GLOBAL_SCALE, first, second, signal, -plan.exponents)
+
+
+def _with_six(draw: Draw, magnitudes: torch.Tensor) -> torch.Tensor:
+    """Random signs, and one code of magnitude 6 in each block: its amax then names the block scale without rounding."""
+    codes = magnitudes.scatter(-1, draw.integers(0, BLOCK, (*magnitudes.shape[:-1], 1)), SIX)
+    return codes + draw.sign_bits(tuple(codes.shape))
+
+
+def _side(plan, draw, scales, global_scale, first, second, signal, exponents) -> _Side:
+    """Codes and scales of one operand. Rows differ by a random power of two, so that rows of scales cannot be mixed up."""
+    rows = first.shape[0]
+    row = draw.powers(-4, 1, (rows, 1))  # down to 2^-7: E4M3 subnormals are among the scales
+    pair = draw.choice(scales, (rows, plan.pairs)).double() / 8
+    low = (1 if len(scales) > 1 else 8) / 8
+    block = (
+        plan.join(pair, pair * torch.exp2(exponents.double()), torch.full((rows, plan.signals), low, device=draw.device).double())
+        * row
+    )
+    codes = plan.join(first, second, signal).reshape(rows, -1).to(torch.uint8)
+    operand = Fp4Operand(codes, block.to(torch.float8_e4m3fn), torch.tensor(global_scale, device=draw.device))
+    if not torch.equal(operand.block_scale.double(), block):
+        raise ProbeError("exact probe: a block scale is not an E4M3 number")
+    return _Side(operand, (0.5 * low * global_scale * row)[:, 0])
+
+
+def _bf16_activations(plan: _Plan, draw: Draw, m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(bf16 [M, K], the same in float64, unit [M]): odd integers of 8 bits, the signal of 2 bits, times a power of two a row."""
+    unit = draw.powers(-6, -2, (m,))
+    sign = 1 - 2 * draw.integers(0, 2, (m, plan.pairs, BLOCK))
+    first = (2 * draw.integers(0, 128, (m, plan.pairs, BLOCK)) + 1) * sign
+    second = first * torch.where(plan.flips > 0, -1.0, 1.0) * torch.exp2(plan.exponents.double())[:, None]
+    signal = draw.integers(1, 4, (m, plan.signals, BLOCK)) * (1 - 2 * draw.integers(0, 2, (m, plan.signals, BLOCK)))
+    exact = plan.join(first.double(), second, signal.double()).reshape(m, -1) * unit[:, None]
+    return exact.to(torch.bfloat16), exact, unit
+
+
+def rounding_gemm(shape: GemmShape, seed: int, device: torch.device | str = "cpu") -> ExactGemm:
+    """Exact fp32 sums that bf16 cannot hold, with many ties: decides how the kernel rounds its output, and how often.
+
+    All codes, block scales that are powers of two, no cancellation. Each sum is exact in fp32 (below 2^24 units), so
+    round-to-nearest-even of it is the only right answer. Raises ProbeError where a large problem has no tie.
+    """
+    draw = Draw(seed, device)
+    left, right = (
+        _plain_side(draw, rows, shape.k, scale)
+        for rows, scale in ((shape.m, ACTIVATION_GLOBAL_SCALE), (shape.n, WEIGHT_GLOBAL_SCALE))
+    )
+    units = (left.operand.value().abs() / left.unit[:, None]) @ (right.operand.value().abs() / right.unit[:, None]).T
+    if units.max().item() > 2**24:
+        raise ProbeError(f"rounding probe: the sums of {shape.label} do not fit into fp32")
+    exact = left.operand.value() @ right.operand.value().T
+    ties = (exact.float().view(torch.int32) & 0xFFFF) == 0x8000
+    if shape.m * shape.n >= 256 and not ties.any():
+        raise ProbeError(f"rounding probe: no tie among the results of {shape.label}; it would prove nothing")
+    return ExactGemm(GemmProblem(left.operand, right.operand), exact.float().to(torch.bfloat16), 24)
+
+
+def _plain_side(draw: Draw, rows: int, k: int, global_scale: float) -> _Side:
+    codes = _with_six(draw, draw.choice(ALL_CODES, (rows, k // BLOCK, BLOCK))).reshape(rows, k).to(torch.uint8)
+    row = draw.powers(-2, 3, (rows, 1))
+    block_scale = row.expand(rows, k // BLOCK).to(torch.float8_e4m3fn)
+    operand = Fp4Operand(codes, block_scale, torch.tensor(global_scale, device=draw.device))
+    return _Side(operand, (0.5 * global_scale * row)[:, 0])

@@ -1,0 +1,83 @@
+"""The checks that others publish, re-implemented from their stated criteria, to be measured beside ours.
+
+Each takes the kernel's output, the float64 result on the dequantised operands, and the product of the operands before
+quantisation (where the published test compares with that), and says whether the published test would pass.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+Check = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedGate:
+    """source: project, file and line as read; criterion: in words."""
+
+    name: str
+    op: str
+    source: str
+    criterion: str
+    passes: Check
+
+
+def _cosine(actual: torch.Tensor, reference: torch.Tensor) -> float:
+    """As `F.cosine_similarity` of both flattened in float32; NaN where the output holds one."""
+    return torch.nn.functional.cosine_similarity(actual.float().flatten(), reference.float().flatten(), dim=0).item()
+
+
+def _cosine_above(limit: float) -> Check:
+    return lambda actual, _, original: _cosine(actual, original) > limit
+
+
+def _relative_l2_and_cosine(actual: torch.Tensor, exact: torch.Tensor, original: torch.Tensor) -> bool:
+    error = (actual.double() - exact).norm() / exact.norm()
+    return bool(error < 2e-2) and _cosine(actual, exact) > 0.999
+
+
+def _all_close(absolute: float, relative: float) -> Check:
+    return lambda actual, exact, _: torch.allclose(actual.double(), exact, atol=absolute, rtol=relative)
+
+
+def _share_close(absolute: float, relative: float, share: float) -> Check:
+    """isclose(reference, actual): the relative part is of the *actual*, so a result that is too large passes more easily."""
+
+    def passes(actual: torch.Tensor, exact: torch.Tensor, original: torch.Tensor) -> bool:
+        return torch.isclose(exact, actual.double(), atol=absolute, rtol=relative).double().mean().item() >= share
+
+    return passes
+
+
+def _share_within_std(actual: torch.Tensor, exact: torch.Tensor, original: torch.Tensor) -> bool:
+    error = (actual.double() - original.double()).abs()
+    limit = max(0.05, 1.5 * original.double().std().item())
+    close = (error < limit) | (error / original.double().abs().clamp_min(1e-12) < 0.5)
+    return close.double().mean().item() >= 0.97
+
+
+def _bench_matched(actual: torch.Tensor, exact: torch.Tensor, original: torch.Tensor) -> bool:
+    """flashinfer-bench counts the elements that exceed both tolerances; NaN exceeds neither."""
+    error = (actual.double() - exact).abs()
+    exceeds = (error > 1e-2) & (error / exact.abs().clamp_min(1e-12) > 1e-2)
+    return 1 - exceeds.double().mean().item() >= 0.95
+
+
+def _max_error(limit: float) -> Check:
+    return lambda actual, exact, _: bool((actual.double() - exact).abs().max() < limit)
+
+
+PUBLISHED: tuple[PublishedGate, ...] = (
+    PublishedGate("fi mm_fp4", "gemm", "flashinfer tests/gemm/test_mm_fp4.py:111", "cosine > 0.97", _cosine_above(0.97)),
+    PublishedGate("fi grouped_mm", "gemm", "flashinfer tests/grouped_mm/test_grouped_mm_fp4.py:22", "cosine > 0.9", _cosine_above(0.9)),
+    PublishedGate("fi mm_bf16_fp4", "gemm", "flashinfer tests/gemm/test_mm_bf16_fp4.py:154", "rel. L2 < 2e-2, cosine > 0.999", _relative_l2_and_cosine),
+    PublishedGate("sgl/vllm dense", "gemm", "sglang sgl-kernel/tests/test_fp4_gemm.py", "assert_close 1e-1 / 1e-1", _all_close(0.1, 0.1)),
+    PublishedGate("fi-bench", "gemm", "flashinfer-bench evaluators/lowbit.py", "1e-2 / 1e-2, 95 % matched", _bench_matched),
+    PublishedGate("KernelBench bf16", "gemm", "KernelBench eval.py:83", "allclose 1e-2", _all_close(1e-2, 1e-2)),
+    PublishedGate("quack bf16", "gemm", "quack tests/test_gemm_sm100_blockscaled.py", "max abs error < 5e-3", _max_error(5e-3)),
+    PublishedGate("fi trtllm moe", "moe", "flashinfer tests/moe/trtllm_gen_fused_moe_utils.py:962", "0.1 / 0.85 of the actual, 92 %", _share_close(0.1, 0.85, 0.92)),
+    PublishedGate("fi moe utils", "moe", "flashinfer tests/moe/utils.py:965", "abs < max(.05, 1.5 std) or rel < .5, 97 %", _share_within_std),
+    PublishedGate("fi cutlass moe", "moe", "flashinfer tests/moe/test_trtllm_cutlass_fused_moe.py:935", "assert_close 2e-1 / 2e-1", _all_close(0.2, 0.2)),
+    PublishedGate("vllm moe", "moe", "vllm tests/kernels/moe/test_nvfp4_moe.py", "assert_close 1e-1 / 1e-1", _all_close(0.1, 0.1)),
+)  # fmt: skip
