@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 	@mkdir -p outputs && date +%s > outputs/.setup_started
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip || (echo "pip cannot reach PyPI: check the network, then run make again" >&2; exit 3)
-	$(BIN)/python -m pip install -q -e '.[serve-cpu,dev]'
+	$(BIN)/python -m pip install -q -e '.[serve-cpu,ray,slurm,dev]'
 	$(BIN)/python -m pip install -q --no-deps sglang==$(SGLANG_CPU)
 	@touch $@
 	@echo "set-up: $$(( $$(date +%s) - $$(cat outputs/.setup_started) )) s"

@@ -45,7 +45,7 @@ def questions() -> tuple[Question, ...]:
         Question("Is the checkpoint sound?", "30_checkpoint_audit"),
         Question("Does a bf16 or dequantised server answer right?", "31_server_matrix", sglang),
         Question("Which NVFP4 arms start and answer right?", "31_server_matrix", sglang or gpu),
-        Question("How fast is each arm, and is it right meanwhile?", "32_server_throughput", sglang or gpu),
+        Question("How fast is each arm, and is it right meanwhile?", "32_server_throughput", sglang),
         Question("What should I launch, and why?", "40_decision"),
     )
 

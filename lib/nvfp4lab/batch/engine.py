@@ -46,6 +46,12 @@ class LabNotebookManager(NotebookExecutionManager):
             cell.outputs.append(nbformat.from_dict(output))
         self.nb.metadata["nvfp4lab_run"] = {"verdict": str(verdict), "reason": reason, "cell": index}
 
+    def cell_complete(self, cell, cell_index=None, **kwargs) -> None:
+        """As papermill's, with the cell's outputs redacted before anything is saved."""
+        if cell.get("outputs"):
+            cell.outputs = [nbformat.from_dict(output) for output in redact_data(cell.outputs)]
+        super().cell_complete(cell, cell_index=cell_index, **kwargs)
+
     def notebook_complete(self, **_) -> None:
         """Final state and save. Cells never reached stay `pending`."""
         self.end_time = self.now()

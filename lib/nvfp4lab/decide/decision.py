@@ -47,10 +47,15 @@ class Decision:
     moot: tuple[str, ...]
     expires_with: dict[str, Any]
     other_stacks: int
+    standings: tuple[Standing, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """Plain data in the shape of the `decide --json` contract."""
-        return dataclasses.asdict(self)
+        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "standings"}
+        return shown | {
+            "question": dataclasses.asdict(self.question),
+            "rejected": [dataclasses.asdict(row) for row in self.rejected],
+        }
 
 
 def decide(question: Question, records: Sequence[Evidence]) -> Decision:
@@ -74,6 +79,7 @@ def decide(question: Question, records: Sequence[Evidence]) -> Decision:
         moot=tuple(f"{OPS[op]} touches no layer of this checkpoint" for op in sorted(moot)),
         expires_with=_expires(question, ours),
         other_stacks=len(foreign),
+        standings=tuple(by_backend),
     )
 
 

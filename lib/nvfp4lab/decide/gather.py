@@ -23,7 +23,7 @@ def gather(paths: Sequence[Path], overrides: Mapping[str, str | None]) -> tuple[
             records += _read_source(values)
             asked = asked or question_of(values)
         else:
-            records += _recorded(path)
+            records += recorded(path)
     question = asked or asked_by(records)
     given = {name: value for name, value in overrides.items() if value is not None}
     if question is None and {"cc", "sglang"} <= set(given):
@@ -38,7 +38,8 @@ def question_of(values: params.Params) -> Question:
     )
 
 
-def _recorded(path: Path) -> list[Evidence]:
+def recorded(path: Path) -> list[Evidence]:
+    """All evidence of a run folder or a ledger file; a LabError when it is neither."""
     ledger = path if path.is_file() else path / "ledger.jsonl"
     if not ledger.exists():
         raise LabError(f"{path}: neither a run folder with a ledger.jsonl, nor a ledger, nor a params file")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from nvfp4lab.batch.piece import Result
 from nvfp4lab.records import Ledger
-from nvfp4lab.report.page import HERE, badge
+from nvfp4lab.report.page import HERE
 from nvfp4lab.report.redact import redact
+from nvfp4lab.report.tables import badge
 
 
 def write_run(run_dir: Path, results: Sequence[Result]) -> None:

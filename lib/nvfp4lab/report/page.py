@@ -15,6 +15,7 @@ from nbconvert.preprocessors import Preprocessor
 from nvfp4lab.records import Evidence
 from nvfp4lab.report.redact import redact
 from nvfp4lab.report.sanitise import sanitise
+from nvfp4lab.report.tables import badge
 
 HERE = Path(__file__).parent
 MAX_PAGE_BYTES = 3_000_000
@@ -82,11 +83,6 @@ def repeat_table(records: Sequence[Evidence]) -> str:
         f'<details class="lab-source"><summary>evidence and repro lines ({len(records)})</summary>'
         f'<div class="lab-scroll"><table class="lab-table">{head}{rows}</table></div></details>'
     )
-
-
-def badge(verdict: str) -> str:
-    """A coloured verdict word."""
-    return f'<span class="lab-verdict {html.escape(str(verdict))}">{html.escape(str(verdict))}</span>'
 
 
 def _dark_theme(exporter: HTMLExporter) -> str:

@@ -1,0 +1,90 @@
+"""How notebook 40 shows a decision: the command first, then one picture, then the tables."""
+
+import html
+from collections.abc import Sequence
+
+from IPython.display import HTML
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from nvfp4lab.decide.decision import Decision
+from nvfp4lab.decide.question import OPS
+from nvfp4lab.decide.standing import BASIS, Confidence, Standing
+from nvfp4lab.records import Evidence, Verdict
+from nvfp4lab.report.style import VERDICT_COLOURS, figure
+from nvfp4lab.report.tables import table
+
+COLUMNS: tuple[Confidence, ...] = (Confidence.READ, Confidence.COMPILED, Confidence.MEASURED)
+
+
+def headline(decision: Decision) -> HTML:
+    """Contradictions, then the command or the reason why there is none."""
+    asked = decision.question
+    lines = [f"<p><b>Contradiction:</b> {html.escape(line)}</p>" for line in decision.contradictions]
+    lines.append(f"<pre>{html.escape(decision.command)}</pre>" if decision.command else "<p><b>No recommendation.</b></p>")
+    lines.append(
+        f"<p>{html.escape(decision.why)}" + (f" ({html.escape(decision.confidence)})" if decision.confidence else "") + ".</p>"
+    )
+    lines += [f"<p>Moot: {html.escape(line)}</p>" for line in decision.moot]
+    lines.append(
+        f"<p>Asked for: compute capability {asked.cc}, SGLang {asked.sglang}, FlashInfer {asked.flashinfer or 'as pinned'}.</p>"
+    )
+    return HTML("".join(lines))
+
+
+def draw(decision: Decision) -> Figure:
+    """Backends by way of knowing, coloured by verdict: what is read, what was compiled, what was measured here."""
+    rows = [standing for op in OPS for standing in decision.standings if standing.op == op]
+    made = figure(7.5, 0.32 * max(len(rows), 1) + 1.2, alt="Verdict of each backend by how it is known")
+    axes = made.subplots()
+    for place, standing in enumerate(rows):
+        for column, confidence in enumerate(COLUMNS):
+            axes.barh(
+                place,
+                0.96,
+                left=column,
+                height=0.84,
+                color=VERDICT_COLOURS[_verdict(standing, confidence)],
+                edgecolor="#999",
+                linewidth=0.5,
+            )
+        if decision.chosen.get(standing.op) == standing.backend:
+            axes.text(len(COLUMNS) + 0.03, place, "chosen", va="center", fontsize=9, weight="bold")
+    axes.set_yticks(range(len(rows)), [f"{standing.op}  {standing.backend}" for standing in rows], fontsize=8)
+    axes.set_xticks([column + 0.48 for column in range(len(COLUMNS))], [str(confidence) for confidence in COLUMNS], fontsize=9)
+    axes.set_xlim(0, len(COLUMNS) + 0.45)
+    axes.xaxis.tick_top()
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    shown = [verdict for verdict in Verdict if any(_verdict(s, c) is verdict for s in rows for c in COLUMNS)]
+    patches = [Patch(facecolor=VERDICT_COLOURS[verdict], edgecolor="#999", label=str(verdict)) for verdict in shown]
+    made.legend(handles=patches, loc="outside lower center", ncols=len(shown) or 1, fontsize=8, frameon=False)
+    return made
+
+
+def why_not(decision: Decision) -> HTML:
+    """One line for each backend not chosen."""
+    return table(
+        ("op", "backend", "why not", "evidence"), ((r.op, r.backend, r.why, "; ".join(r.evidence)) for r in decision.rejected)
+    )
+
+
+def expiry(decision: Decision) -> HTML:
+    """Which version change asks for a new decision."""
+    rows = ((name, change["now"], change["invalidates"]) for name, change in decision.expires_with.items())
+    return table(("when this changes", "from", "these no longer hold"), rows)
+
+
+def evidence_table(records: Sequence[Evidence]) -> HTML:
+    """Every record, with how to repeat it."""
+    return table(
+        ("stage", "subject", "cc", "verdict", "reason", "repeat it with"),
+        ((r.stage, r.subject, r.target.cc, r.verdict, r.reason, r.repro) for r in records),
+    )
+
+
+def _verdict(standing: Standing, confidence: Confidence) -> Verdict:
+    """The worst verdict known in this way; NOT_RUN when nothing is known in it."""
+    verdicts = [record.verdict for record in standing.records if BASIS.get(record.stage) is confidence]
+    order = (Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM, Verdict.UNSUPPORTED, Verdict.OK)
+    return next((verdict for verdict in order if verdict in verdicts), Verdict.NOT_RUN)
