@@ -15,8 +15,8 @@ def parse(text: str) -> Capability:
     return int(major), int(minor)
 
 
-def when(admitted: Iterable[Capability]) -> list[dict[str, object]]:
-    """Every customary way to state a set of capabilities, the plainest first.
+def when(admitted: Iterable[Capability], tried: Iterable[Capability] = KNOWN) -> list[dict[str, object]]:
+    """Every customary way to state which of the capabilities `tried` are admitted, the plainest first.
 
     One major: `cc_major: 12`. Ampere to Hopper: `cc: ">=80,<100"`. All but some: `cc_major_not`/`cc_major_not_in`.
     An empty list means that the condition does not restrict the capability; sets that split a major give its `cc`.
@@ -25,7 +25,7 @@ def when(admitted: Iterable[Capability]) -> list[dict[str, object]]:
     majors = sorted({major for major, _ in chosen if major in MAJORS})
     if set(majors) == set(MAJORS) or not majors:
         return []
-    if any((cc in chosen) != (cc[0] in majors) for cc in KNOWN if cc[0] in MAJORS):
+    if any((cc in chosen) != (cc[0] in majors) for cc in tried if cc[0] in MAJORS):
         return [{"cc": sorted(10 * major + minor for major, minor in chosen)}]
     missing = [major for major in MAJORS if major not in majors]
     complement = {"cc_major_not": missing[0]} if len(missing) == 1 else {"cc_major_not_in": missing}

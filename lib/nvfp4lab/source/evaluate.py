@@ -61,6 +61,7 @@ class Evaluator:
         self.scenario = scenario
         self._depth = 0
         self._pure: dict[str, Any] = {}
+        self._globals: dict[tuple[str, str], Any] = {}
 
     def truth(self, node: ast.expr, frame: Frame) -> bool | None:
         return truth(self.value(node, frame))
@@ -85,14 +86,18 @@ class Evaluator:
     def _module_name(self, name: str, module: Module) -> Any:
         if name in module.definitions:
             return Reference(module.definitions[name].dotted)
-        assigned = [node for node in _ordinary(module.tree.body) if _binds(node, name)]
-        if not assigned or self._depth >= _MAX_DEPTH:
-            return UNKNOWN
-        self._depth += 1
-        try:
-            return self.value(assigned[-1].value, Frame(None, module))
-        finally:
-            self._depth -= 1
+        key = (module.member, name)
+        if key not in self._globals:
+            assigned = module.ordinary.get(name)
+            if assigned is None or self._depth >= _MAX_DEPTH:
+                return UNKNOWN
+            self._depth += 1
+            self._globals[key] = UNKNOWN  # a name defined through itself stays unknown
+            try:
+                self._globals[key] = self.value(assigned.value, Frame(None, module))
+            finally:
+                self._depth -= 1
+        return self._globals[key]
 
     def _tuple(self, node: ast.Tuple, frame: Frame) -> Any:
         return tuple(self.value(item, frame) for item in node.elts)
@@ -332,18 +337,3 @@ def _contains(container: Any, item: Any) -> Any:
 
 def _is_property(definition: Definition) -> bool:
     return any(isinstance(mark, ast.Name) and mark.id in ("property", "cached_property") for mark in definition.node.decorator_list)
-
-
-def _binds(node: ast.stmt, name: str) -> bool:
-    targets = (
-        node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) and node.value else []
-    )
-    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
-
-
-def _ordinary(body: list[ast.stmt]):
-    """Module-level statements of the ordinary case: imports succeed, so `except` handlers and `else` branches are left out."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.If | ast.Try | ast.With):
-            yield from _ordinary(node.body)

@@ -19,11 +19,15 @@ Kind = Literal["call", "raise", "assert", "import", "set", "return"]
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """An undecided condition: `test` held (or not). line: where it stands."""
+    """An undecided condition: `test` held (or not). line: where it stands.
+
+    undecided: the parts of `test` that were not decided; the other conjuncts are true in this scenario.
+    """
 
     test: ast.expr
     holds: bool
     line: int
+    undecided: tuple[ast.expr, ...] = ()
 
     @property
     def text(self) -> str:
@@ -136,7 +140,8 @@ class Flow:
         if decided is not None:
             state.decided = (*state.decided, node.test.lineno)
             return self._block(node.body if decided else node.orelse, state)
-        yes, no = Guard(node.test, True, node.test.lineno), Guard(node.test, False, node.test.lineno)
+        parts = self._undecided(node.test, state.frame)
+        yes, no = (Guard(node.test, holds, node.test.lineno, parts) for holds in (True, False))
         left = _State(state.frame.fork(), (*state.guards, yes), state.decided)
         right = _State(state.frame.fork(), (*state.guards, no), state.decided)
         left_leaves, right_leaves = self._block(node.body, left), self._block(node.orelse, right)
@@ -148,6 +153,10 @@ class Flow:
         else:
             state.frame.env = _merge(left.frame.env, right.frame.env)
         return False
+
+    def _undecided(self, test: ast.expr, frame: Frame) -> tuple[ast.expr, ...]:
+        parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+        return tuple(part for part in parts if self._evaluator.truth(part, frame) is None)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, state: _State) -> bool:
         self._expression(node.iter if isinstance(node, ast.For | ast.AsyncFor) else node.test, state)
@@ -186,12 +195,11 @@ class Flow:
 
     def _expression(self, node: ast.expr, state: _State) -> None:
         """Emit the calls inside an expression, inner ones first; lambdas and comprehensions included."""
-        for call in reversed([inner for inner in ast.walk(node) if isinstance(inner, ast.Call)]):
-            self._emit("call", call, self.callee(call.func, state.frame), state, self._instance(call, state))
-
-    def _instance(self, call: ast.Call, state: _State) -> Any:
-        value = self._evaluator.value(call, state.frame)
-        return value if isinstance(value, Instance) else UNKNOWN
+        for call in self._evaluator.index.calls_in(node):
+            dotted = self.callee(call.func, state.frame)
+            is_class = dotted.rsplit(".", 1)[-1].lstrip("_")[:1].isupper()
+            value = self._evaluator.value(call, state.frame) if is_class else UNKNOWN
+            self._emit("call", call, dotted, state, value if isinstance(value, Instance) else UNKNOWN)
 
     def callee(self, func: ast.expr, frame: Frame) -> str:
         """Dotted name of what is called; names that are not resolved stay as they are written."""

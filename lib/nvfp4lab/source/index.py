@@ -32,6 +32,7 @@ class Index:
         self.seconds_parsing = 0.0
         self._bytes = {name: package.tree.read(name) for name in package.tree.names() if name.endswith(".py")}
         self._modules: dict[str, Module | None] = {}
+        self._calls: dict[int, list[ast.Call]] = {}  # by id: the modules keep their nodes alive
         self._mentions: dict[bytes, frozenset[str]] = {}
 
     @property
@@ -117,6 +118,12 @@ class Index:
             if hops and target.dotted != dotted and (found := self.resolve(target.dotted, hops - 1)):
                 return found
         return None
+
+    def calls_in(self, node: ast.expr) -> list[ast.Call]:
+        """Calls inside an expression, inner ones first; remembered, for one function is read for many scenarios."""
+        if id(node) not in self._calls:
+            self._calls[id(node)] = [inner for inner in ast.walk(node) if isinstance(inner, ast.Call)][::-1]
+        return self._calls[id(node)]
 
     def place(self, member: str, line: int) -> Place:
         """The line of a member with its text as evidence."""

@@ -95,9 +95,23 @@ class Module:
                     found.setdefault(target.id, []).append(node)
         return found
 
-    def functions(self) -> Iterator[Definition]:
+    @functools.cached_property
+    def ordinary(self) -> dict[str, ast.Assign | ast.AnnAssign]:
+        """The last module-level assignment of each name in the ordinary case: imports succeed, so `except` handlers and
+        `else` branches are left out."""
+        found: dict[str, ast.Assign | ast.AnnAssign] = {}
+        for node in _ordinary(self.tree.body):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            found |= {target.id: node for target in targets if isinstance(target, ast.Name) and node.value is not None}
+        return found
+
+    @functools.cached_property
+    def all_functions(self) -> tuple[Definition, ...]:
         """Every function of the module, methods and nested ones included, with its scope."""
-        return _functions_below(self, self.tree.body, "")
+        return tuple(_functions_below(self, self.tree.body, ""))
+
+    def functions(self) -> Iterator[Definition]:
+        return iter(self.all_functions)
 
     def line_text(self, line: int) -> str:
         return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
@@ -110,6 +124,13 @@ def _functions_below(module: Module, body: list[ast.stmt], scope: str) -> Iterat
             if isinstance(node, FunctionNode):
                 yield Definition(module, node, inner)
             yield from _functions_below(module, node.body, inner)
+
+
+def _ordinary(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            yield from _ordinary(node.body)
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
