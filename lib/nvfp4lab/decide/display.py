@@ -3,7 +3,6 @@
 import html
 from collections.abc import Sequence
 
-from IPython.display import HTML
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -12,12 +11,12 @@ from nvfp4lab.decide.question import OPS
 from nvfp4lab.decide.standing import BASIS, Confidence, Standing
 from nvfp4lab.records import Evidence, Verdict
 from nvfp4lab.report.style import VERDICT_COLOURS, figure
-from nvfp4lab.report.tables import table
+from nvfp4lab.report.tables import Html, table
 
 COLUMNS: tuple[Confidence, ...] = (Confidence.READ, Confidence.COMPILED, Confidence.MEASURED)
 
 
-def headline(decision: Decision) -> HTML:
+def headline(decision: Decision) -> Html:
     """Contradictions, then the command or the reason why there is none."""
     asked = decision.question
     lines = [f"<p><b>Contradiction:</b> {html.escape(line)}</p>" for line in decision.contradictions]
@@ -29,7 +28,7 @@ def headline(decision: Decision) -> HTML:
     lines.append(
         f"<p>Asked for: compute capability {asked.cc}, SGLang {asked.sglang}, FlashInfer {asked.flashinfer or 'as pinned'}.</p>"
     )
-    return HTML("".join(lines))
+    return Html("".join(lines))
 
 
 def draw(decision: Decision) -> Figure:
@@ -62,20 +61,20 @@ def draw(decision: Decision) -> Figure:
     return made
 
 
-def why_not(decision: Decision) -> HTML:
+def why_not(decision: Decision) -> Html:
     """One line for each backend not chosen."""
     return table(
         ("op", "backend", "why not", "evidence"), ((r.op, r.backend, r.why, "; ".join(r.evidence)) for r in decision.rejected)
     )
 
 
-def expiry(decision: Decision) -> HTML:
+def expiry(decision: Decision) -> Html:
     """Which version change asks for a new decision."""
     rows = ((name, change["now"], change["invalidates"]) for name, change in decision.expires_with.items())
     return table(("when this changes", "from", "these no longer hold"), rows)
 
 
-def evidence_table(records: Sequence[Evidence]) -> HTML:
+def evidence_table(records: Sequence[Evidence]) -> Html:
     """Every record, with how to repeat it."""
     return table(
         ("stage", "subject", "cc", "verdict", "reason", "repeat it with"),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from nvfp4lab.batch.piece import Result
 from nvfp4lab.records import Ledger
-from nvfp4lab.report.page import HERE
 from nvfp4lab.report.redact import redact
 from nvfp4lab.report.tables import badge
+
+PAGE_CSS = Path(__file__).with_name("page.css")
 
 
 def write_run(run_dir: Path, results: Sequence[Result]) -> None:
@@ -55,7 +56,7 @@ def _row(run_dir: Path, result: Result) -> str:
 
 
 def _write(path: Path, title: str, body: str) -> None:
-    css = (HERE / "page.css").read_text(encoding="utf-8")
+    css = PAGE_CSS.read_text(encoding="utf-8")
     page = (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>{html.escape(title)}</title><style>{css}</style></head><body class="lab-index"><main>{body}</main></body></html>'

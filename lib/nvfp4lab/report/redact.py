@@ -85,12 +85,12 @@ def _redact_file(path: Path, max_bytes: int) -> bool:
     whole = path.stat().st_size <= max_bytes
     beside = path.with_name(f".{path.name}.redacting")
     different = False
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as source:
-        with beside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as target:
-            for text in [source.read()] if whole else source:
-                clean = _redact_text(text, path.suffix)
-                different |= clean != text
-                target.write(clean)
+    text = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    with path.open(**text) as source, beside.open("w", **text) as target:
+        for part in [source.read()] if whole else source:
+            clean = _redact_text(part, path.suffix)
+            different |= clean != part
+            target.write(clean)
     beside.replace(path) if different else beside.unlink()
     return different
 

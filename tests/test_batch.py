@@ -1,0 +1,149 @@
+"""A piece has one result whatever happens to the processes around it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from nvfp4lab.batch import piece as pieces_module
+from nvfp4lab.batch import run as coordinator
+from nvfp4lab.batch.executors import create
+from nvfp4lab.batch.piece import Needs, Result
+from nvfp4lab.batch.plan import Plan
+from nvfp4lab.errors import LabError
+from nvfp4lab.records import Verdict
+from toy_pieces import toy
+
+
+def by_name(results) -> dict[str, Result]:
+    return {result.name: result for result in results}
+
+
+def test_the_digest_follows_the_content():
+    assert toy(1).digest == toy(1).digest
+    assert len({toy(1).digest, toy(2).digest, toy(1, entry="fail").digest, toy(1, sleep_s=1).digest}) == 4
+
+
+def test_a_piece_is_executed_once_and_its_folder_is_whole(tmp_path):
+    journal = tmp_path / "journal"
+    piece = toy(1, journal=str(journal))
+    first = pieces_module.execute(piece, tmp_path)
+    assert pieces_module.execute(piece, tmp_path) == first
+    assert journal.read_text() == "1\n"
+    assert (piece.folder(tmp_path) / "number.txt").read_text() == "1"
+    assert pieces_module.unfinished_attempts(tmp_path) == []
+
+
+def test_local_workers_end_in_every_way_and_only_their_own_piece_suffers(tmp_path):
+    pieces = [
+        toy(1),
+        toy(2, "fail"),
+        toy(3, "die_until", flags=str(tmp_path / "two"), deaths=2),
+        toy(4, "die_until", flags=str(tmp_path / "many"), deaths=99),
+        toy(5, "hang", timeout_s=3),
+        toy(6, needs=Needs(gpus=64, memory_gib=0.1)),
+        toy(7),
+    ]
+    results = by_name(create("local", workers=2).run(pieces, tmp_path))
+    verdicts = {name: result.verdict for name, result in results.items()}
+    assert verdicts == {
+        "toy-1": Verdict.OK,
+        "toy-2": Verdict.CRASH,
+        "toy-3": Verdict.OK,
+        "toy-4": Verdict.CRASH,
+        "toy-5": Verdict.HANG,
+        "toy-6": Verdict.NOT_RUN,
+        "toy-7": Verdict.OK,
+    }
+    assert "no such luck" in results["toy-2"].reason
+    assert "died 3 times" in results["toy-4"].reason
+    assert "64 GPUs" in results["toy-6"].reason
+    assert pieces_module.published(pieces[4], tmp_path) == results["toy-5"]
+
+
+def test_an_unknown_engine_is_named():
+    with pytest.raises(LabError, match="local, ray, slurm"):
+        create("kubernetes")
+
+
+def test_exit_codes_tell_the_four_ends_apart():
+    ok = Result("a", "1", Verdict.OK, "", 1.0)
+    crash = Result("b", "2", Verdict.CRASH, "x", 1.0)
+    skipped = Result("c", "3", Verdict.NOT_RUN, "x", 1.0)
+    assert coordinator.Summary((ok,), (), False).exit_code == 0
+    assert coordinator.Summary((ok, crash), (), False).exit_code == 1
+    assert coordinator.Summary((ok, skipped), (), False).exit_code == 2
+    assert coordinator.Summary((ok,), (), True).exit_code == 2
+
+
+def test_resume_repeats_nothing_finished_and_retry_repeats_what_failed(tmp_path):
+    journal = tmp_path / "journal"
+    plan = Plan("toys", ((toy(1, journal=str(journal)), toy(2, "fail")), (toy(3, journal=str(journal)),)))
+    engine = create("local", workers=1)
+    assert coordinator.run(plan, tmp_path / "run", engine).exit_code == 1
+    assert coordinator.run(plan, tmp_path / "run", engine).exit_code == 1
+    assert journal.read_text().split() == ["1", "3"]
+    coordinator.run(plan, tmp_path / "run", engine, retry_failed=True)
+    assert journal.read_text().split() == ["1", "3"]
+    assert len(list((tmp_path / "run" / "pieces").glob("*.retired-*"))) == 1
+
+
+COORDINATE = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+from toy_pieces import toy
+from nvfp4lab.batch import run as coordinator
+from nvfp4lab.batch.executors import create
+from nvfp4lab.batch.plan import Plan
+if __name__ == "__main__":
+    journal = str(Path({run!r}).parent / "journal")
+    plan = Plan("toys", (tuple(toy(n, sleep_s=0.05, journal=journal) for n in range(40)),))
+    sys.exit(coordinator.run(plan, Path({run!r}), create("local", workers=2)).exit_code)
+"""
+
+
+def test_killed_at_random_moments_every_piece_still_has_one_result(tmp_path):
+    """SIGKILL of the runner or of one of its workers, again and again, then one run to the end."""
+    script = tmp_path / "coordinate.py"
+    script.write_text(COORDINATE.format(tests=str(Path(__file__).parent), run=str(tmp_path / "run")))
+    chance = random.Random(4)
+    kills = 0
+    for _ in range(8):
+        runner = psutil.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.3, 2.0))
+        workers = runner.children(recursive=True)
+        victim = chance.choice([runner, *workers])
+        if victim.is_running():
+            victim.kill()
+            kills += 1
+        if victim is runner:
+            _, alive = psutil.wait_procs(workers, timeout=10)
+            assert alive == [], "a worker outlived its runner"
+        if runner.wait(timeout=60) == 0:
+            break
+    assert kills > 0
+    assert subprocess.run([sys.executable, str(script)], timeout=120, check=False).returncode == 0
+    results = [json.loads(path.read_text()) for path in (tmp_path / "run" / "pieces").glob("????????????????/result.json")]
+    assert sorted(row["name"] for row in results) == sorted(f"toy-{n}" for n in range(40))
+    assert {row["verdict"] for row in results} == {"ok"}
+    assert pieces_module.unfinished_attempts(tmp_path / "run") == []
+
+
+def test_ctrl_c_leaves_a_resumable_run(tmp_path):
+    script = tmp_path / "coordinate.py"
+    script.write_text(COORDINATE.format(tests=str(Path(__file__).parent), run=str(tmp_path / "run")))
+    runner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
+    deadline = time.monotonic() + 30
+    while not list((tmp_path / "run" / "pieces").glob("*/result.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(runner.pid, signal.SIGINT)
+    assert runner.wait(timeout=30) == 2
+    assert subprocess.run([sys.executable, str(script)], timeout=120, check=False).returncode == 0
+    assert sorted((tmp_path / "journal").read_text().split(), key=int) == [str(n) for n in range(40)]

@@ -1,0 +1,54 @@
+"""Ray and Slurm for real on one machine: a Ray node killed in mid-run, a submitit job killed in mid-run."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from toy_pieces import toy
+
+from nvfp4lab.batch.executors import create
+from nvfp4lab.records import Verdict
+
+
+def completed(results) -> dict[str, Verdict]:
+    return {result.name: result.verdict for result in results}
+
+
+@pytest.fixture(scope="module")
+def importable_toys():
+    """Workers of other processes import `toy_pieces` too."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before]))
+    yield
+    os.environ.pop("PYTHONPATH") if before is None else os.environ.__setitem__("PYTHONPATH", before)
+
+
+def test_a_ray_node_killed_in_mid_run_loses_nothing(tmp_path, importable_toys):
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    doomed = cluster.add_node(num_cpus=1)
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        cluster.wait_for_nodes()
+        pieces = [toy(number, sleep_s=0.3) for number in range(16)]
+        killer = threading.Timer(1.5, lambda: cluster.remove_node(doomed, allow_graceful=False))
+        killer.start()
+        verdicts = completed(create("ray").run(pieces, tmp_path))
+        killer.join()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert verdicts == {piece.name: Verdict.OK for piece in pieces}
+    assert all((piece.folder(tmp_path) / "number.txt").read_text() == str(piece.arguments["number"]) for piece in pieces)
+
+
+def test_a_submitit_job_killed_in_mid_run_is_repeated(tmp_path, importable_toys):
+    pytest.importorskip("submitit")
+    journal, pids = tmp_path / "journal", tmp_path / "pids"
+    pieces = [toy(1, journal=str(journal)), toy(2, "die_until", flags=str(pids), deaths=1, journal=str(journal))]
+    verdicts = completed(create("slurm", cluster="local").run(pieces, tmp_path / "run"))
+    assert verdicts == {"toy-1": Verdict.OK, "toy-2": Verdict.OK}
+    assert sorted(journal.read_text().split()) == ["1", "2"]
