@@ -1,0 +1,172 @@
+"""A decision is made from what was measured right here, says why not for the rest, and never without evidence."""
+
+import json
+
+import pytest
+
+from nvfp4lab import cli, field_reports
+from nvfp4lab.decide import Question, decide
+from nvfp4lab.decide.question import asked_by, backends_of
+from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
+
+STACK = Stack(sglang="0.5.9", flashinfer="0.6.5")
+SM120 = Target("12.0", present=True, name="RTX PRO 6000")
+QUESTION = Question("12.0", "0.5.9", "0.6.5", model="Qwen3.5-397B-A17B-NVFP4", tp=4)
+
+
+def record(stage, subject, verdict=Verdict.OK, reason="", **changes) -> Evidence:
+    values = {"target": SM120, "stack": STACK, "repro": f"nvfp4lab again {subject}"} | changes
+    kind = WrongKind.GARBAGE if verdict is Verdict.WRONG else None
+    return Evidence(stage, subject, verdict=verdict, kind=kind, reason=reason or ("" if verdict is Verdict.OK else "why"), **values)
+
+
+def arm(moe, gemm, verdict=Verdict.OK, reason="", speed=None, stage="server", **changes) -> Evidence:
+    numbers = (Number("output_tok_s", *speed),) if speed else ()
+    details = {"arm": {"moe_runner_backend": moe, "fp4_gemm_backend": gemm}}
+    return record(stage, f"arm:{moe}+{gemm}", verdict, reason, numbers=numbers, details=details, **changes)
+
+
+READ = [
+    record("source", "moe:flashinfer_trtllm:modelopt_fp4", Verdict.UNSUPPORTED, "capability gate excludes 12.0"),
+    record("source", "moe:flashinfer_cutlass:modelopt_fp4", Verdict.NOT_RUN, "works as far as source shows"),
+    record("source", "moe:flashinfer_cutedsl:modelopt_fp4", Verdict.NOT_RUN, "works as far as source shows"),
+    record("source", "fp4_gemm:flashinfer_cudnn:modelopt_fp4", Verdict.NOT_RUN, "works as far as source shows"),
+    record("source", "fp4_gemm:flashinfer_trtllm:modelopt_fp4", Verdict.UNSUPPORTED, "capability gate excludes 12.0"),
+]
+RECORDED = [
+    record("kernel", "moe:flashinfer_cutlass:modelopt_fp4"),
+    record("kernel", "fp4_gemm:flashinfer_cudnn:modelopt_fp4"),
+    record("kernel", "moe:flashinfer_cutedsl:modelopt_fp4", Verdict.CRASH, "illegal memory access"),
+    record("kernel", "moe:flashinfer_trtllm:modelopt_fp4", Verdict.WRONG, "expert 3, row 0 is NaN"),
+    arm("flashinfer_cutlass", "flashinfer_cudnn"),
+    arm("flashinfer_trtllm", "flashinfer_cudnn", Verdict.WRONG, "says !!!!"),
+    arm("flashinfer_cutedsl", "flashinfer_cudnn", Verdict.CRASH, "died at the first request"),
+]
+
+
+def test_the_recorded_stack_arrives_at_the_flags_that_work():
+    decision = decide(QUESTION, READ + RECORDED)
+    assert decision.chosen == {"moe": "flashinfer_cutlass", "fp4_gemm": "flashinfer_cudnn"}
+    assert decision.command.endswith("--tp 4 --moe-runner-backend flashinfer_cutlass --fp4-gemm-backend flashinfer_cudnn")
+    assert "measured on this GPU" in decision.confidence
+    reasons = {(row.op, row.backend): row.why for row in decision.rejected}
+    assert "expert 3" in reasons["moe", "flashinfer_trtllm"]
+    assert "illegal memory access" in reasons["moe", "flashinfer_cutedsl"]
+    assert "read from source" in reasons["fp4_gemm", "flashinfer_trtllm"]
+    assert set(decision.expires_with) >= {"sglang", "flashinfer"}
+
+
+def test_source_alone_rules_out_and_recommends_nothing():
+    decision = decide(QUESTION, READ)
+    assert decision.command is None
+    assert decision.chosen == {}
+    assert "needs a card" in decision.why
+    reasons = {(row.op, row.backend): row.why for row in decision.rejected}
+    assert reasons["moe", "flashinfer_trtllm"].startswith("unsupported, read from source")
+    assert reasons["moe", "flashinfer_cutlass"].startswith("not ruled out, not measured")
+
+
+def test_no_evidence_no_recommendation():
+    decision = decide(QUESTION, [])
+    assert decision.command is None
+    assert decision.why.startswith("no evidence")
+
+
+def test_evidence_of_another_stack_or_gpu_does_not_count():
+    other_stack = [record("kernel", "moe:marlin:modelopt_fp4", stack=Stack(sglang="0.5.23"))]
+    other_gpu = [record("server", "arm:x", target=Target("9.0"), details={"moe_runner_backend": "marlin"})]
+    decision = decide(QUESTION, other_stack + other_gpu)
+    assert decision.command is None
+    assert decision.other_stacks == 2
+
+
+def test_the_fastest_wins_and_overlapping_intervals_are_no_difference():
+    sound = [
+        arm("flashinfer_cutlass", "flashinfer_cudnn"),
+        arm("flashinfer_cutlass", "flashinfer_cutlass"),
+        arm("marlin", "marlin"),
+    ]
+    speeds = [
+        arm("flashinfer_cutlass", "flashinfer_cudnn", speed=(1229.0, "tok/s", 1200.0, 1260.0), stage="load"),
+        arm("flashinfer_cutlass", "flashinfer_cutlass", speed=(1220.0, "tok/s", 1190.0, 1250.0), stage="load"),
+        arm("marlin", "marlin", speed=(800.0, "tok/s", 780.0, 820.0), stage="load"),
+    ]
+    decision = decide(QUESTION, sound + speeds)
+    assert decision.chosen == {"moe": "flashinfer_cutlass", "fp4_gemm": "flashinfer_cudnn"}
+    assert decision.no_difference == ("--fp4-gemm-backend flashinfer_cutlass --moe-runner-backend flashinfer_cutlass",)
+    reasons = {(row.op, row.backend): row.why for row in decision.rejected}
+    assert reasons["moe", "marlin"].startswith("right, but not in the fastest")
+    assert reasons["fp4_gemm", "flashinfer_cutlass"].startswith("no difference measured")
+
+
+def test_a_fast_arm_that_is_wrong_is_never_chosen():
+    fast_but_wrong = [
+        arm("b12x", "flashinfer_cudnn", Verdict.WRONG, "KL above the floor"),
+        arm("b12x", "flashinfer_cudnn", speed=(9999.0, "tok/s"), stage="load"),
+    ]
+    slow = [
+        arm("flashinfer_cutlass", "flashinfer_cudnn"),
+        arm("flashinfer_cutlass", "flashinfer_cudnn", speed=(10.0, "tok/s"), stage="load"),
+    ]
+    assert decide(QUESTION, fast_but_wrong + slow).chosen["moe"] == "flashinfer_cutlass"
+
+
+def test_contradictions_come_first():
+    decision = decide(QUESTION, [*READ, arm("flashinfer_trtllm", "flashinfer_cudnn")])
+    assert any("source says it raises" in line for line in decision.contradictions)
+    kernel_ok_server_not = [
+        record("kernel", "moe:flashinfer_cutlass:q"),
+        arm("flashinfer_cutlass", "flashinfer_cudnn", Verdict.WRONG, "!!!!"),
+    ]
+    assert any("its server does not" in line for line in decide(QUESTION, kernel_ok_server_not).contradictions)
+
+
+def test_a_flag_that_touches_no_layer_is_moot():
+    audit = record("checkpoint", "model", details={"moot_flags": ["--fp4-gemm-backend"]})
+    decision = decide(QUESTION, [audit, *READ, *RECORDED])
+    assert decision.chosen == {"moe": "flashinfer_cutlass"}
+    assert "--fp4-gemm-backend" not in decision.command
+    assert decision.moot == ("--fp4-gemm-backend touches no layer of this checkpoint",)
+
+
+def test_field_reports_are_cited_and_never_decide():
+    reports = field_reports.about("flashinfer_b12x", "12.0")
+    assert reports
+    decision = decide(
+        QUESTION, [record("source", "moe:flashinfer_b12x:modelopt_fp4", Verdict.NOT_RUN, "works as far as source shows")]
+    )
+    assert "reported by others" in decision.rejected[0].why
+    assert decision.command is None
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (record("kernel", "moe:flashinfer_cutlass:modelopt_fp4"), {"moe": "flashinfer_cutlass"}),
+        (arm("a", "b"), {"moe": "a", "fp4_gemm": "b"}),
+        (record("server", "arm:x", repro="python -m sglang.launch_server --moe-runner-backend marlin"), {"moe": "marlin"}),
+        (record("gate", "fault:nan"), {}),
+    ],
+)
+def test_what_a_record_is_about(made, expected):
+    assert backends_of(made) == expected
+
+
+def test_the_question_is_found_in_the_evidence():
+    cpu = [record("server", "arm:bf16", target=Target("cpu"), details={"moe_runner_backend": "auto"})] * 9
+    assert asked_by([*cpu, *RECORDED]) == Question("12.0", "0.5.9", "0.6.5")
+    assert asked_by([record("gate", "fault:nan")]) is None
+
+
+def test_the_json_contract(tmp_path, capsys):
+    Ledger(tmp_path / "ledger.jsonl").append(*READ, *RECORDED)
+    assert cli.main(["decide", str(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {"command", "chosen", "rejected", "confidence", "contradictions", "expires_with", "why"} <= set(answer)
+    assert answer["chosen"] == {"moe": "flashinfer_cutlass", "fp4_gemm": "flashinfer_cudnn"}
+    assert {"backend", "op", "why", "evidence"} <= set(answer["rejected"][0])
+
+
+def test_a_path_that_is_no_run_is_an_error(tmp_path, capsys):
+    assert cli.main(["decide", str(tmp_path / "nowhere")]) == 1
+    assert "neither a run folder" in capsys.readouterr().err
