@@ -5,10 +5,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from toy_pieces import toy
-
 from nvfp4lab.batch.executors import create
 from nvfp4lab.records import Verdict
+from toy_pieces import toy
 
 
 def completed(results) -> dict[str, Verdict]:

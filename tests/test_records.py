@@ -5,7 +5,6 @@ import multiprocessing
 import os
 
 import pytest
-
 from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
 
 

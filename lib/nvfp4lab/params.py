@@ -16,6 +16,7 @@ import yaml
 
 from nvfp4lab.batch.params import BatchParams
 from nvfp4lab.errors import LabError
+from nvfp4lab.kernels.compile_params import CompileParams
 from nvfp4lab.kernels.params import KernelParams
 from nvfp4lab.nvfp4.params import CheckpointParams
 from nvfp4lab.server.params import ServerParams
@@ -26,7 +27,7 @@ class ParamsError(LabError):
     """A params file or notebook parameter that cannot be used; nothing has been run."""
 
 
-class Params(SourceParams, CheckpointParams, KernelParams, ServerParams, BatchParams):
+class Params(SourceParams, CheckpointParams, KernelParams, CompileParams, ServerParams, BatchParams):
     """All parameters of all notebooks. Fields are described, typed and range-checked in the stages' own classes."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -62,15 +63,27 @@ def of_notebook(namespace: Mapping[str, Any]) -> Params:
     """Check the parameters that stand in a notebook's namespace and return them typed.
 
     Call it before anything else is assigned: every public plain value in `namespace` counts as a parameter, so a
-    typo in `papermill -p` is an error here. Pass `globals()`.
+    typo in `papermill -p` is an error here. Pass `globals()`. Relative run folders are taken from the lab's root,
+    whatever the kernel's working directory: JupyterLab starts kernels in `notebooks/`, papermill where it is called.
     """
     ipython_names = {"In", "Out", "exit", "quit", "open", "get_ipython", "annotations"}
     values = {
         name: value
         for name, value in namespace.items()
-        if not name.startswith("_") and name not in ipython_names and not isinstance(value, types.ModuleType) and not callable(value)
+        if not name.startswith("_")
+        and name not in ipython_names
+        and not isinstance(value, types.ModuleType)
+        and not callable(value)
     }
-    return check(values, where="notebook parameters")
+    checked = check(values, where="notebook parameters")
+    root = _lab_root()
+    return checked.model_copy(update={"run_dir": str(root / checked.run_dir), "runs": [str(root / run) for run in checked.runs]})
+
+
+def _lab_root() -> Path:
+    """The checkout, or the working directory where the library is installed without one."""
+    checkout = Path(__file__).resolve().parents[2]
+    return checkout if (checkout / "notebooks").is_dir() else Path.cwd()
 
 
 def _explain(where: str, problem: Mapping[str, Any]) -> str:

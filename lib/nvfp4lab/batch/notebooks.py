@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,8 +111,3 @@ def execute(arguments: Mapping[str, Any], attempt: Path) -> tuple[Verdict, str]:
     records = list(Ledger(attempt / LEDGER_FILE))
     page.render(executed, attempt / REPORT_FILE, records)
     return Verdict(outcome["verdict"]), outcome["reason"]
-
-
-def interpreter_digest() -> str:
-    """Python that runs the kernels; part of what a result depends on."""
-    return sys.version

@@ -122,7 +122,8 @@ def _what_is_missing(by_backend: Sequence[Standing], ours: Sequence[Evidence]) -
         return "no evidence: nothing was read or run for this stack and GPU"
     if not any(record.stage in ("kernel", "server", "load") and record.verdict is not Verdict.NOT_RUN for record in ours):
         open_ones = [f"{s.op} {s.backend}" for s in by_backend if s.verdict is Verdict.NOT_RUN]
-        return f"nothing was run on this GPU with this stack; source reading leaves open: {', '.join(open_ones) or 'nothing'}. The rest needs a card"
+        left = ", ".join(open_ones) or "nothing"
+        return f"nothing was run on this GPU with this stack; source reading leaves open: {left}. The rest needs a card"
     lacking = [
         op
         for op in OPS
