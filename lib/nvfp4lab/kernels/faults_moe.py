@@ -1,6 +1,7 @@
 """Broken fused-MoE kernels as data. See `faults` for the shape of a fault."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,7 @@ from nvfp4lab.kernels.faults import (
     instead,
     on_output,
     on_problem,
+    one_value,
     one_wrong_code,
     one_wrong_scale,
     scaled,
@@ -125,12 +127,12 @@ def _first_slot_only(weights: torch.Tensor, problem: MoeProblem) -> torch.Tensor
 def _empty_expert_poisons(out: torch.Tensor, problem: Problem) -> None:
     """An expert without tokens runs anyway and writes NaN to row 0."""
     if problem.topk_ids.unique().numel() < problem.experts_global:
-        out[0] = float("nan")
+        out[0] = math.nan
 
 
 def _unrouted_rows_not_written(out: torch.Tensor, problem: MoeProblem) -> None:
     local = problem.topk_ids - problem.expert_offset
-    out[~((local >= 0) & (local < problem.experts)).any(1)] = float("nan")
+    out[~((local >= 0) & (local < problem.experts)).any(1)] = math.nan
 
 
 def _stale_rows(kernel: Kernel) -> Kernel:
@@ -142,6 +144,15 @@ def _stale_rows(kernel: Kernel) -> Kernel:
         return kernel(dataclasses.replace(problem, activations=last.activations), out)
 
     return broken
+
+
+def _coarse_intermediate(problem: MoeProblem) -> MoeProblem:
+    """The intermediate's global scale 512 times too large: block scales fall below E4M3's range."""
+    return dataclasses.replace(problem, intermediate_scale=problem.intermediate_scale * 512)
+
+
+def _scales_of_neighbour_row(operand: Fp4Operand) -> Fp4Operand:
+    return with_scales(operand, lambda scales: scales.roll(1, -2))
 
 
 def _bf16_sigmoid(x: torch.Tensor) -> torch.Tensor:
@@ -171,19 +182,20 @@ _MOE: tuple[tuple[str, str, Inject], ...] = (
     ("SiLU missing", "epilogue", _activation(lambda x: x)),
     ("GELU for SiLU", "epilogue", _activation(torch.nn.functional.gelu)),
     ("ReLU for SiLU", "epilogue", _activation(torch.relu)),
-    ("intermediate quantised with scale 1", "a2_gscale ignored", on_problem(lambda p: dataclasses.replace(p, intermediate_scale=p.intermediate_scale * 512))),
+    ("intermediate quantised with scale 1", "a2_gscale ignored", on_problem(_coarse_intermediate)),
     ("output scaled by the intermediate's scale twice", "alpha", _on_part("down", lambda x: scaled(x, 16.0))),
     ("one wrong code in gate", "weight preparation", _on_part("gate", lambda x: with_codes(x, one_wrong_code))),
     ("one wrong code in down", "weight preparation", _on_part("down", lambda x: with_codes(x, one_wrong_code))),
     ("one wrong block scale in up", "weight preparation", _on_part("up", lambda x: with_scales(x, one_wrong_scale))),
-    ("down block scales not swizzled per expert", "vllm #35497", _on_part("down", lambda x: with_scales(x, lambda s: s.roll(1, -2)))),
+    ("down block scales not swizzled per expert", "vllm #35497", _on_part("down", _scales_of_neighbour_row)),
     ("bf16 accumulation in both GEMMs", "accumulator", instead(reference.moe_in(Order("blocked", 32, torch.bfloat16)))),
     ("fp16 accumulation in both GEMMs", "accumulator", instead(reference.moe_in(Order("blocked", 32, torch.float16)))),
-    ("one NaN in the MoE output", "flashinfer #4486", on_output(lambda out, _: out.view(-1)[out.numel() // 2 :][:1].fill_(float("nan")))),
+    ("one NaN in the MoE output", "flashinfer #4486", one_value(math.nan)),
     ("stale permuted activations", "workspace keyed by tokens", _stale_rows),
-)  # fmt: skip
+)
 
-MOE_FAULTS: tuple[Fault, ...] = tuple(Fault(name, "moe", source, inject) for name, source, inject in _MOE) + (
+MOE_FAULTS: tuple[Fault, ...] = (
+    *(Fault(name, "moe", source, inject) for name, source, inject in _MOE),
     Fault(
         "sigmoid evaluated in bf16",
         "moe",

@@ -114,7 +114,8 @@ def _wrong(actual, expected, bad, experts, why: str) -> GateResult:
     place = _place(bad, experts)
     got, wanted = actual[place.row, place.col].item(), expected[place.row, place.col].item()
     where = f"row {place.row}, column {place.col}" + (f", expert {place.expert}" if place.expert is not None else "")
-    reason = f"{place.bad_values} of {bad.numel()} values in {place.bad_rows} rows; first at {where}: {got:g}, expected {wanted:g}; {why}"
+    count = f"{place.bad_values} of {bad.numel()} values in {place.bad_rows} rows"
+    reason = f"{count}; first at {where}: {got:g}, expected {wanted:g}; {why}"
     return GateResult(Verdict.WRONG, reason, _kind(actual, expected), place, _gain(actual, expected), math.inf, bad.numel())
 
 

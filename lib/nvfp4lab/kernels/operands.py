@@ -32,10 +32,9 @@ class Fp4Operand:
 
     def __post_init__(self):
         *lead, columns = self.codes.shape
-        if columns % BLOCK or tuple(self.block_scale.shape) != (*lead, columns // BLOCK):
-            raise ProbeError(
-                f"codes {tuple(self.codes.shape)} need block scales {(*lead, columns // BLOCK)}, got {tuple(self.block_scale.shape)}"
-            )
+        needed, given = (*lead, columns // BLOCK), tuple(self.block_scale.shape)
+        if columns % BLOCK or given != needed:
+            raise ProbeError(f"codes {tuple(self.codes.shape)} need block scales {needed}, got {given}")
 
     def value(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """Dequantised, in `dtype`; exact in float64, and in bfloat16 when global_scale is a power of two."""

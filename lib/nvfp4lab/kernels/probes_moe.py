@@ -2,7 +2,7 @@
 
 First GEMM. Pairs of hidden blocks cancel as in `probes_exact`; in one signal block a token holds 6 and 2 at positions
 p and p+8 (p: the token's pattern, 0..15), so `up` is 8 x the code that its expert keeps for that pattern, and `gate`
-is 32 or 64, or -128 for the neurons that are off. SiLU is the identity in fp32 from 17 on and 0 at -128.
+is 32 or 64, or -128 for the neurons that are off under that pattern. SiLU is the identity in fp32 from 17 on and 0 at -128.
 Intermediate. gate x up is a power of two times an E2M1 value, and each block of 16 neurons holds one 6: requantising it
 is lossless under every convention, and bf16 holds it exactly as well.
 Second GEMM. Neuron blocks come in pairs that cancel; one signal block gives each expert its own small integers.
@@ -22,8 +22,8 @@ PATTERNS = 8  # distinct answers of an expert; positions p and p + 8 of the sign
 ACTIVATION_GLOBAL_SCALE = 2.0**-2
 WEIGHT_GLOBAL_SCALE = 2.0**2  # times the one of the activations: 1, so that gate and up are what the docstring says
 INTERMEDIATE_GLOBAL_SCALE = 2.0**4
-TWO = 4  # the code of 2.0
-FOUR = 6  # the code of 4.0
+GATE_SCALE = 4.0  # block scale of the gate's answers: codes 1, 2 and -4 give 32, 64 and -128
+ONE, TWO, FOUR = 2, 4, 6  # codes of 1.0, 2.0 and 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ def exact_moe(shape: MoeShape, seed: int, device: torch.device | str = "cpu", ga
     flips = draw.sign_bits((exponents.numel(), BLOCK))
     order = draw.permutation(shape.hidden // BLOCK)
     activations = _activations(draw, shape, flips, exponents, order)
-    experts = [_expert(draw, shape, flips, exponents, order, index, gate_up_ratio) for index in range(shape.experts)]
+    row = draw.powers(-1, 2, (shape.hidden, 1))  # rows of `down` differ, alike in all experts: their answers are added up
+    experts = [_expert(draw, shape, flips, exponents, order, row, index, gate_up_ratio) for index in range(shape.experts)]
     gate, up, down = (_stack([expert[part] for expert in experts]) for part in range(3))
     ids, weights = _routing(draw, shape)
     problem = MoeProblem(
@@ -79,7 +80,7 @@ def _activations(draw: Draw, shape: MoeShape, flips, exponents, order) -> Fp4Ope
     signal = signal.scatter(-1, pattern, SIX).scatter(-1, (pattern + PATTERNS) % BLOCK, TWO)
     row = draw.powers(0, 2, (tokens, 1))
     pair_scale = 4.0 * draw.powers(0, 2, (tokens, pairs))
-    spare = _spare(draw, order, 2 * pairs, (tokens,), ALL_CODES, same=True)
+    spare = _spare(draw, order, 2 * pairs, (tokens,), same=True)
     codes = torch.cat([first, first ^ flips, signal, spare], 1)[:, order]
     scale = torch.cat(
         [pair_scale, pair_scale * torch.exp2(exponents.double()), torch.ones_like(row).expand(-1, 1 + spare.shape[1])], 1
@@ -87,88 +88,83 @@ def _activations(draw: Draw, shape: MoeShape, flips, exponents, order) -> Fp4Ope
     return _operand(codes, (scale * row)[:, order], ACTIVATION_GLOBAL_SCALE, draw)
 
 
-def _expert(
-    draw: Draw, shape: MoeShape, flips, exponents, order, index: int, ratio: float
-) -> tuple[Fp4Operand, Fp4Operand, Fp4Operand]:
+def _expert(draw: Draw, shape: MoeShape, flips, exponents, order, row, index: int, ratio: float) -> tuple[Fp4Operand, ...]:
     """(gate [I, H], up [I, H], down [H, I]) of one expert; global scales differ by expert, block scales make up for it."""
     lift = 2.0 ** (index % 3)
     answers = _Answers.draw(draw, shape.intermediate // BLOCK)
-    common = (draw, shape, flips, exponents, order)
-    gate_codes = torch.where(answers.off, FOUR + 8, FOUR)[:, None].expand(-1, BLOCK)
-    gate = _first_gemm(*common, gate_codes, answers.gate_scale * lift, WEIGHT_GLOBAL_SCALE / lift, lift)
-    up_codes = torch.cat([answers.codes, answers.codes], -1)
-    up = _first_gemm(
-        *common, up_codes, torch.full_like(answers.gate_scale, lift / ratio), WEIGHT_GLOBAL_SCALE / lift * ratio, lift / ratio
-    )
-    return gate, up, _down(draw, shape, answers, 2.0 ** -(index % 2), index)
+    common = (draw, flips, exponents, order)
+    gate = _first_gemm(*common, answers.gate_codes, GATE_SCALE * lift, WEIGHT_GLOBAL_SCALE / lift, lift)
+    up = _first_gemm(*common, answers.up_codes, lift / ratio, WEIGHT_GLOBAL_SCALE / lift * ratio, lift / ratio)
+    return gate, up, _down(draw, row, answers, 2.0 ** -(index % 2))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Answers:
-    """What the neurons of one expert say; neuron blocks are [pair firsts | pair seconds | signal | spare] in `order`.
+    """What the neurons of one expert say; neuron blocks are [pair firsts | pair seconds | one or two signal blocks] in `order`.
 
-    codes: [I, 8], the up code for each pattern. off: [I], neurons whose gate is -128. gate_scale: [I], 1 or 2 (4 when off).
+    up_codes: [I, 8], the code for each pattern; one 6 in each block of neurons. gate_codes: [I, 8]; 1 or 2 by block (32 or
+    64), or -4 (-128) for the two neurons of a block that are off under that pattern.
+    flips: [pairs, 16], 0 or 8, neurons whose partner has the opposite sign. doubled: [pairs], 1 where the first block's gate is 64.
     """
 
     pairs: int
     order: torch.Tensor
-    codes: torch.Tensor
+    up_codes: torch.Tensor
+    gate_codes: torch.Tensor
     flips: torch.Tensor
-    off: torch.Tensor
-    gate_scale: torch.Tensor
     doubled: torch.Tensor
 
     @classmethod
     def draw(cls, draw: Draw, blocks: int) -> "_Answers":
         pairs = (blocks - 1) // 2
-        apart = blocks - 2 * pairs  # 1 signal block, and a second one where the number of blocks is even
-        place = draw.orders((pairs + apart, BLOCK))
-        off = place < 2
-        six = (place == draw.integers(2, BLOCK, (pairs + apart, PATTERNS, 1)).movedim(0, 1)).movedim(0, 2)  # [blocks, 16, 8]
-        large = draw.choice(ALL_CODES, (pairs, BLOCK, PATTERNS))
-        small = draw.choice((1, 2), (apart, BLOCK, PATTERNS))
-        magnitude = torch.cat([large, small]).masked_fill(six, SIX)
-        codes = magnitude + draw.sign_bits(tuple(magnitude.shape))
-        flips = draw.sign_bits((pairs, BLOCK, 1))
+        apart = blocks - 2 * pairs
+        place = draw.orders((pairs + apart, PATTERNS, BLOCK)).movedim(1, 2)  # [blocks, 16, 8]
+        magnitude = torch.cat([draw.choice(ALL_CODES, (pairs, BLOCK, PATTERNS)), draw.choice((1, 2), (apart, BLOCK, PATTERNS))])
+        codes = magnitude.masked_fill(place == 0, SIX) + draw.sign_bits(tuple(magnitude.shape))
+        flips, doubled = draw.sign_bits((pairs, BLOCK)), draw.integers(0, 2, (pairs,))
+        on = torch.where(torch.cat([doubled, 1 - doubled, doubled.new_zeros(apart)]) == 1, TWO, ONE)
+        off = (place == 1) | (place == 2)
         order = draw.permutation(blocks)
-        doubled = draw.integers(0, 2, (pairs,))
-        on_scale = torch.cat([1 + doubled, 2 - doubled, torch.ones(apart, device=draw.device, dtype=torch.int64)]).double()
-        codes = torch.cat([codes[:pairs], codes[:pairs] ^ flips, codes[pairs:]])[order]
-        off = torch.cat([off[:pairs], off[:pairs], off[pairs:]])[order]
-        gate_scale = torch.where(off, 4.0, on_scale[order][:, None])
-        return cls(pairs, order, codes.flatten(0, 1), flips, off.flatten(), gate_scale.flatten(), doubled)
+        off = torch.cat([off[:pairs], off[:pairs], off[pairs:]])
+        up = torch.cat([codes[:pairs], codes[:pairs] ^ flips[..., None], codes[pairs:]])
+        gate = torch.where(off, FOUR + 8, on[:, None, None])
+        return cls(pairs, order, up[order].flatten(0, 1), gate[order].flatten(0, 1), flips, doubled)
 
 
-def _first_gemm(draw: Draw, shape: MoeShape, flips, exponents, order, signal, signal_scale, global_scale, lift) -> Fp4Operand:
-    """One of gate and up, [I, H]: random pairs that cancel whatever the token is, and the given signal block."""
-    rows, pairs = signal.shape[0], exponents.numel()
+def _first_gemm(draw: Draw, flips, exponents, order, answer_codes, answer_scale, global_scale, lift: float) -> Fp4Operand:
+    """One of gate and up, [I, H]: random pairs that cancel whatever the token is, and the answers [I, 8] in the signal block."""
+    rows, pairs = answer_codes.shape[0], exponents.numel()
     first = draw.choice(ALL_CODES, (rows, pairs, BLOCK)) + draw.sign_bits((rows, pairs, BLOCK))
-    pair_scale = 2.0 * lift * draw.choice(BINADE, (rows, pairs)).double()  # at least 16: one wrong code moves up by half of it
-    spare = _spare(draw, order, 2 * pairs, (rows,), ALL_CODES, same=False)
-    codes = torch.cat([first, first ^ flips ^ 8, signal[:, None], spare], 1)[:, order]
-    rest = signal_scale[:, None].expand(-1, 1 + spare.shape[1])
+    pair_scale = 2.0 * lift * draw.choice(BINADE, (rows, pairs)).double()  # from 16 on: one wrong code moves up by half of it
+    spare = _spare(draw, order, 2 * pairs, (rows,), same=False)
+    signal = torch.cat([answer_codes, answer_codes], -1)[:, None]
+    codes = torch.cat([first, first ^ flips ^ 8, signal, spare], 1)[:, order]
+    ones = pair_scale.new_ones((rows, 1))
+    rest = torch.cat([ones * answer_scale, (ones * 16.0 * lift).expand(-1, spare.shape[1])], 1)
     scale = torch.cat([pair_scale, pair_scale * torch.exp2(-exponents.double()), rest], 1)
     return _operand(codes, scale[:, order], global_scale, draw)
 
 
-def _spare(draw: Draw, order, used: int, lead: tuple[int, ...], codes, same: bool) -> torch.Tensor:
+def _spare(draw: Draw, order, used: int, lead: tuple[int, ...], same: bool) -> torch.Tensor:
     """The block that is left over when their number is even: its second half cancels its first."""
     count = order.numel() - used - 1
-    half = draw.choice(codes, (*lead, count, BLOCK // 2))
+    half = draw.choice(ALL_CODES, (*lead, count, BLOCK // 2))
     half = half.scatter(-1, torch.zeros_like(half[..., :1]), SIX) + draw.sign_bits(tuple(half.shape))
     return torch.cat([half, half if same else half ^ 8], -1)
 
 
-def _down(draw: Draw, shape: MoeShape, answers: _Answers, global_scale: float, index: int) -> Fp4Operand:
-    """[H, I]: dense pairs of neuron blocks that cancel, and signal blocks with four small weights of sixteen."""
-    rows, pairs, apart = shape.hidden, answers.pairs, answers.order.numel() - 2 * answers.pairs
+def _down(draw: Draw, row: torch.Tensor, answers: _Answers, global_scale: float) -> Fp4Operand:
+    """[H, I]: dense pairs of neuron blocks that cancel, and three small weights in one signal block."""
+    rows, pairs, apart = row.shape[0], answers.pairs, answers.order.numel() - 2 * answers.pairs
     first = draw.choice(ALL_CODES, (rows, pairs, BLOCK)) + draw.sign_bits((rows, pairs, BLOCK))
-    second = first ^ answers.flips[:, :, 0] ^ 8
-    chosen = draw.orders((rows, apart, BLOCK)) < 4 // apart
+    second = first ^ answers.flips ^ 8
+    chosen = draw.orders((rows, apart, BLOCK)) < 3
+    chosen &= (torch.arange(rows, device=draw.device)[:, None] % apart == torch.arange(apart, device=draw.device))[..., None]
     signal = torch.where(chosen, 1 + draw.sign_bits((rows, apart, BLOCK)), 0)
     pair_scale = draw.choice(BINADE, (rows, pairs)).double() / 8
     partner = torch.exp2((2 * answers.doubled - 1).double())  # the partner's gate is twice or half as large
     scale = torch.cat([pair_scale, pair_scale * partner, torch.full((rows, apart), 0.125, device=draw.device).double()], 1)
+    scale = scale * row
     codes = torch.cat([first, second, signal], 1)[:, answers.order]
     return _operand(codes, scale[:, answers.order] / global_scale, global_scale * 2.0**-10, draw)
 
@@ -187,7 +183,7 @@ def _stack(operands: list[Fp4Operand]) -> Fp4Operand:
 
 
 def _routing(draw: Draw, shape: MoeShape) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distinct experts for each token, and weights 1, 1/2, 1/4, 1/4, ... in random places."""
+    """Distinct experts for each token, and weights 1, 1/2, 1/2, ... in random places: up to top-14 the sum fits bf16."""
     ids = draw.orders((shape.tokens, shape.all_experts))[:, : shape.topk]
-    ladder = torch.tensor([max(2.0**-j, 0.25) for j in range(shape.topk)], device=draw.device)
+    ladder = torch.tensor([max(2.0**-j, 0.5) for j in range(shape.topk)], device=draw.device)
     return ids.to(torch.int32), ladder[draw.orders((shape.tokens, shape.topk))]

@@ -27,7 +27,7 @@ def realistic_gemm(shape: GemmShape, seed: int, device: torch.device | str = "cp
 
 
 def realistic_moe(shape: MoeShape, seed: int, device: torch.device | str = "cpu") -> MoeProblem:
-    """A MoE layer, its router softmax-like; the intermediate's global scale comes from the data, as calibration would set it."""
+    """A MoE layer, its router softmax-like; the intermediate's global scale comes from the data."""
     draw = Draw(seed, device)
     activations = _quantised(_activations(draw, shape.tokens, shape.hidden))
     parts = [(shape.intermediate, shape.hidden), (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)]
@@ -46,9 +46,14 @@ def realistic_moe(shape: MoeShape, seed: int, device: torch.device | str = "cpu"
         shape.expert_offset,
         shape.all_experts,
     )
-    tokens = torch.arange(shape.tokens, device=draw.device)
-    amax = max(hidden_of_expert(problem, local, tokens).abs().max().item() for local in range(min(shape.experts, 4)))
-    return dataclasses.replace(problem, intermediate_scale=torch.tensor(amax / (E2M1_MAX * E4M3_MAX), device=draw.device))
+    return _calibrated(problem)
+
+
+def _calibrated(problem: MoeProblem) -> MoeProblem:
+    """The intermediate's global scale as calibration on these very tokens would set it (the first four experts suffice)."""
+    tokens = torch.arange(problem.out_shape[0], device=problem.device)
+    amax = max(hidden_of_expert(problem, local, tokens).abs().max().item() for local in range(min(problem.experts, 4)))
+    return dataclasses.replace(problem, intermediate_scale=torch.tensor(amax / (E2M1_MAX * E4M3_MAX), device=problem.device))
 
 
 def _activations(draw: Draw, rows: int, columns: int) -> torch.Tensor:
@@ -71,3 +76,18 @@ def _stacked(operands: list[Fp4Operand]) -> Fp4Operand:
     return Fp4Operand(
         *(torch.stack([getattr(operand, name) for operand in operands]) for name in ("codes", "block_scale", "global_scale"))
     )
+
+
+def plain_gemm(shape: GemmShape, seed: int, device: torch.device | str = "cpu") -> GemmProblem:
+    """Dense standard normal operands, quantised: what published tests feed their kernels. Not a probe of ours."""
+    draw = Draw(seed, device)
+    left, right = draw.normal((shape.m, shape.k)), draw.normal((shape.n, shape.k))
+    return GemmProblem(_quantised(left), _quantised(right), original=(left, right))
+
+
+def plain_moe(shape: MoeShape, seed: int, device: torch.device | str = "cpu") -> MoeProblem:
+    """A MoE of normal activations and weights, sized as published tests do (weights / 10), so that outputs are of order 1."""
+    problem = realistic_moe(shape, seed, device)
+    draw = Draw(seed, device)
+    activations = _quantised(draw.normal((shape.tokens, shape.hidden)))
+    return _calibrated(dataclasses.replace(problem, activations=activations))

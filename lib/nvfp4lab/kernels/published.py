@@ -70,14 +70,38 @@ def _max_error(limit: float) -> Check:
 
 PUBLISHED: tuple[PublishedGate, ...] = (
     PublishedGate("fi mm_fp4", "gemm", "flashinfer tests/gemm/test_mm_fp4.py:111", "cosine > 0.97", _cosine_above(0.97)),
-    PublishedGate("fi grouped_mm", "gemm", "flashinfer tests/grouped_mm/test_grouped_mm_fp4.py:22", "cosine > 0.9", _cosine_above(0.9)),
-    PublishedGate("fi mm_bf16_fp4", "gemm", "flashinfer tests/gemm/test_mm_bf16_fp4.py:154", "rel. L2 < 2e-2, cosine > 0.999", _relative_l2_and_cosine),
-    PublishedGate("sgl/vllm dense", "gemm", "sglang sgl-kernel/tests/test_fp4_gemm.py", "assert_close 1e-1 / 1e-1", _all_close(0.1, 0.1)),
+    PublishedGate(
+        "fi grouped_mm", "gemm", "flashinfer tests/grouped_mm/test_grouped_mm_fp4.py:22", "cosine > 0.9", _cosine_above(0.9)
+    ),
+    PublishedGate(
+        "fi mm_bf16_fp4",
+        "gemm",
+        "flashinfer tests/gemm/test_mm_bf16_fp4.py:154",
+        "rel. L2 < 2e-2, cosine > 0.999",
+        _relative_l2_and_cosine,
+    ),
+    PublishedGate(
+        "sgl/vllm dense", "gemm", "sglang sgl-kernel/tests/test_fp4_gemm.py", "assert_close 1e-1 / 1e-1", _all_close(0.1, 0.1)
+    ),
     PublishedGate("fi-bench", "gemm", "flashinfer-bench evaluators/lowbit.py", "1e-2 / 1e-2, 95 % matched", _bench_matched),
     PublishedGate("KernelBench bf16", "gemm", "KernelBench eval.py:83", "allclose 1e-2", _all_close(1e-2, 1e-2)),
     PublishedGate("quack bf16", "gemm", "quack tests/test_gemm_sm100_blockscaled.py", "max abs error < 5e-3", _max_error(5e-3)),
-    PublishedGate("fi trtllm moe", "moe", "flashinfer tests/moe/trtllm_gen_fused_moe_utils.py:962", "0.1 / 0.85 of the actual, 92 %", _share_close(0.1, 0.85, 0.92)),
-    PublishedGate("fi moe utils", "moe", "flashinfer tests/moe/utils.py:965", "abs < max(.05, 1.5 std) or rel < .5, 97 %", _share_within_std),
-    PublishedGate("fi cutlass moe", "moe", "flashinfer tests/moe/test_trtllm_cutlass_fused_moe.py:935", "assert_close 2e-1 / 2e-1", _all_close(0.2, 0.2)),
+    PublishedGate(
+        "fi trtllm moe",
+        "moe",
+        "flashinfer tests/moe/trtllm_gen_fused_moe_utils.py:962",
+        "0.1 / 0.85 of the actual, 92 %",
+        _share_close(0.1, 0.85, 0.92),
+    ),
+    PublishedGate(
+        "fi moe utils", "moe", "flashinfer tests/moe/utils.py:965", "abs < max(.05, 1.5 std) or rel < .5, 97 %", _share_within_std
+    ),
+    PublishedGate(
+        "fi cutlass moe",
+        "moe",
+        "flashinfer tests/moe/test_trtllm_cutlass_fused_moe.py:935",
+        "assert_close 2e-1 / 2e-1",
+        _all_close(0.2, 0.2),
+    ),
     PublishedGate("vllm moe", "moe", "vllm tests/kernels/moe/test_nvfp4_moe.py", "assert_close 1e-1 / 1e-1", _all_close(0.1, 0.1)),
-)  # fmt: skip
+)
