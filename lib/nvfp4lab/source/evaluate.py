@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from nvfp4lab.source.index import Index
 from nvfp4lab.source.module import Definition, Module
-from nvfp4lab.source.values import UNKNOWN, EnumValue, Instance, Reference, Scenario, Self, Unknown, truth
+from nvfp4lab.source.values import UNKNOWN, EnumValue, Instance, Layer, Reference, Scenario, Self, Unknown, truth
 
 # Platform probes under the lab's assumption of an NVIDIA GPU.
 PLATFORM = {"is_cuda": True, "is_cuda_alike": True, "is_flashinfer_available": True, "has_flashinfer": True} | dict.fromkeys(
@@ -224,6 +224,10 @@ class Evaluator:
             return self.returned(method, {"self": base}) if method and len(method.node.body) <= 12 else UNKNOWN
         if func.attr == "get_device_capability" and self.scenario.cc:
             return self.scenario.cc
+        if isinstance(base, Unknown) and self.scenario.sets(func.attr):
+            return self.scenario.flag(func.attr)  # `quant_config.get_name()` and the like
+        if isinstance(base, Reference) and base.dotted.endswith("TopKOutputChecker") and self.scenario.sets("topk_format"):
+            return func.attr.removeprefix("format_is_").upper() == self.scenario.flag("topk_format")
         if isinstance(base, Reference):
             return self._call_reference(Reference(f"{base.dotted}.{func.attr}"), node, frame)
         return UNKNOWN
@@ -258,6 +262,8 @@ class Evaluator:
             found = self.attribute(values[0], values[1]) if isinstance(values[0], Self) else UNKNOWN
             has_default = len(values) == 3 and isinstance(values[0], Self)
             return values[2] if isinstance(found, Unknown) and has_default else found
+        if name == "hasattr" and len(values) == 2 and isinstance(values[0], Layer) and isinstance(values[1], str):
+            return values[1] in values[0].written
         if name in ("tuple", "list", "set") and len(values) == 1 and isinstance(values[0], tuple):
             return values[0]
         if name == "bool" and len(values) == 1 and truth(values[0]) is not None:

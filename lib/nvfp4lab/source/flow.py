@@ -40,7 +40,8 @@ class Event:
     """One thing that a function does.
 
     dotted: callee, imported module, exception type, or the attribute or key set ("self.x", '["x"]').
-    value: of an assignment or return. guards: the undecided conditions on the way; decided: line numbers of the decided ones.
+    value: of an assignment or return; of a call to a class, the instance. arguments: values of a call's positional and
+    keyword arguments. guards: the undecided conditions on the way; decided: line numbers of the decided ones.
     """
 
     kind: Kind
@@ -51,6 +52,11 @@ class Event:
     guards: tuple[Guard, ...] = ()
     decided: tuple[int, ...] = ()
     value: Any = UNKNOWN
+    arguments: tuple[tuple[str | int, Any], ...] = ()
+
+    def argument(self, position: int, name: str) -> Any:
+        """Value of one argument of a call, given by position or by name; UNKNOWN when it is not passed."""
+        return next((value for key, value in self.arguments if key in (position, name)), UNKNOWN)
 
 
 @dataclasses.dataclass
@@ -199,7 +205,15 @@ class Flow:
             dotted = self.callee(call.func, state.frame)
             is_class = dotted.rsplit(".", 1)[-1].lstrip("_")[:1].isupper()
             value = self._evaluator.value(call, state.frame) if is_class else UNKNOWN
-            self._emit("call", call, dotted, state, value if isinstance(value, Instance) else UNKNOWN)
+            made = value if isinstance(value, Instance) else UNKNOWN
+            passed = self._arguments(call, state.frame)
+            self.events.append(Event("call", call, call.lineno, dotted, self.definition, state.guards, state.decided, made, passed))
+
+    def _arguments(self, call: ast.Call, frame: Frame) -> tuple[tuple[str | int, Any], ...]:
+        """Argument values that a callee may branch on: constants, names and enum members; nothing is evaluated twice."""
+        pairs = [*enumerate(call.args), *((word.arg, word.value) for word in call.keywords if word.arg)]
+        simple = [(key, node) for key, node in pairs if isinstance(node, ast.Constant | ast.Name | ast.Attribute)]
+        return tuple((key, self._evaluator.value(node, frame)) for key, node in simple)
 
     def callee(self, func: ast.expr, frame: Frame) -> str:
         """Dotted name of what is called; names that are not resolved stay as they are written."""

@@ -43,6 +43,13 @@ class Instance:
     line: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The model layer whose weights were prepared: the names of the attributes that preparation writes."""
+
+    written: frozenset[str]
+
+
 @dataclasses.dataclass(eq=False)
 class Self:
     """The object whose method is read: its class and the attributes that its earlier methods are known to have set."""
@@ -78,7 +85,7 @@ def truth(value: Any) -> bool | None:
     """True or False where it is decided, None where not."""
     if isinstance(value, Unknown):
         return None
-    if isinstance(value, EnumValue | Reference | Instance | Self):
+    if isinstance(value, EnumValue | Reference | Instance | Layer | Self):
         return True
     if isinstance(value, tuple) and any(isinstance(item, Unknown) for item in value):
         return True  # a tuple with members is true whatever they are

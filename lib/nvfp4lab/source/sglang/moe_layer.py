@@ -1,0 +1,176 @@
+"""What the FusedMoE layer, top-k and the token dispatchers do differently for a runner backend."""
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+
+from nvfp4lab.source.facts import Fact
+from nvfp4lab.source.flow import Event, Flow
+from nvfp4lab.source.module import Definition
+from nvfp4lab.source.sglang.reading import Reading, chain, spot
+from nvfp4lab.source.values import Reference, Scenario, Self
+
+_UNNAMED = "\0a backend that no branch names"
+_A2A_OF_DISPATCHER = {"Standard": "none", "Flashinfer": "flashinfer", "DeepEP": "deepep", "Mooncake": "mooncake", "Nixl": "nixl"}
+
+
+def read(reading: Reading) -> Iterator[Fact]:
+    enum = reading.vocabulary.enums.get("moe_runner")
+    if enum is None:
+        return
+    layers = reading.index.classes("FusedMoE")
+    if not layers:
+        yield reading.not_found("moe_runner", "layer", "class FusedMoE", "all modules of the package")
+    for backend in enum.members.values():
+        yield from _topk(reading, backend)
+        for layer in layers:
+            yield from _layer(reading, layer, backend)
+    for layer in layers:
+        yield from _scaling(reading, layer)
+        yield from _enabling_properties(reading, layer)
+    yield from _dispatchers(reading)
+
+
+@functools.lru_cache(maxsize=512)
+def _topk_output(reading: Reading, backend: str) -> Event | None:
+    """The assignment of `output_format` in TopK's CUDA forward for one backend."""
+    for topk in reading.index.classes("TopK"):
+        forward = topk.methods.get("forward_cuda")
+        if forward is None:
+            continue
+        flow = reading.flow(forward, Scenario.of(None, moe_runner_backend=backend), {"self": Self(topk)})
+        chosen = [event for event in flow.of_kind("set") if event.dotted == "output_format" and isinstance(event.value, Reference)]
+        if chosen:
+            return min(chosen, key=lambda event: sum(guard.holds for guard in event.guards))
+    return None
+
+
+def topk_format(reading: Reading, backend: str) -> str | None:
+    """Name of the top-k format that a backend is given, such as "BYPASSED"."""
+    event = _topk_output(reading, backend)
+    return event.value.dotted.rsplit(".", 1)[-1] if event else None
+
+
+def _topk(reading: Reading, backend: str) -> Iterator[Fact]:
+    event = _topk_output(reading, backend)
+    if event is not None:
+        yield reading.fact(
+            f"moe:{backend}",
+            "topk_format",
+            topk_format(reading, backend),
+            spot(event),
+            also=chain(event),
+            scope=event.definition.scope,
+        )
+
+
+@functools.lru_cache(maxsize=512)
+def _layer_flows(reading: Reading, layer: Definition, backend: str) -> tuple[Flow, ...]:
+    this = Self(layer)
+    scenario = Scenario.of(None, moe_runner_backend=backend)
+    names = [name for name in layer.methods if name == "__init__" or name.startswith(("_weight_loader", "weight_loader"))]
+    return tuple(reading.flow(layer.methods[name], scenario, {"self": this}) for name in names)
+
+
+def _layer(reading: Reading, layer: Definition, backend: str) -> Iterator[Fact]:
+    """Padding and shard order that only this backend gets."""
+    other = {(event.kind, event.line) for flow in _layer_flows(reading, layer, _UNNAMED) for event in flow.events}
+    for flow in _layer_flows(reading, layer, backend):
+        for event in flow.events:
+            if (event.kind, event.line) in other:
+                continue
+            if event.kind == "call" and event.dotted.endswith("round_up") and "intermediate" in ast.unparse(event.node):
+                text = f"intermediate size rounded up: {ast.unparse(event.node)}"
+                yield _fact(reading, f"moe:{backend}", "weight_prep_padding", text, event)
+            elif event.kind == "set" and _swaps_shards(event.node):
+                yield _fact(reading, f"moe:{backend}:modelopt_fp4", "weight_prep_shard_swap", "w1<->w3 swapped at load", event)
+
+
+def _fact(reading: Reading, subject: str, predicate: str, value: str, event: Event) -> Fact:
+    return reading.fact(subject, predicate, value, spot(event), also=chain(event), scope=event.definition.scope)
+
+
+def _swaps_shards(node: ast.AST) -> bool:
+    """`{"w1": "w3", "w3": "w1", ...}[shard_id]`"""
+    value = getattr(node, "value", None)
+    if not (isinstance(value, ast.Subscript) and isinstance(value.value, ast.Dict)):
+        return False
+    pairs = {
+        getattr(k, "value", None): getattr(v, "value", None) for k, v in zip(value.value.keys, value.value.values, strict=True)
+    }
+    return pairs.get("w1") == "w3" and pairs.get("w3") == "w1"
+
+
+def _scaling(reading: Reading, layer: Definition) -> Iterator[Fact]:
+    """Backends for which the routed scaling factor is not folded into top-k of the NVFP4 method."""
+    init = layer.methods.get("__init__")
+    for node in ast.walk(init.node) if init else ():
+        if not (isinstance(node, ast.Assign) and "routed_scaling_factor_in_topk" in ast.unparse(node.targets[0])):
+            continue
+        for part in (inner for inner in ast.walk(node.value) if isinstance(inner, ast.BoolOp) and isinstance(inner.op, ast.And)):
+            words = ast.unparse(part)
+            excluded = re.search(r"not .*\.is_(\w+)\(\)", words)
+            if excluded and "NvFp4" in words:
+                lines = {
+                    line
+                    for inner in ast.walk(part)
+                    for line in (getattr(inner, "lineno", 0), getattr(inner, "end_lineno", 0))
+                    if line
+                }
+                at = (layer.file, max(inner.end_lineno for inner in ast.walk(part) if isinstance(inner, ast.Call)))
+                also = [(layer.file, line) for line in sorted({node.lineno, *lines})]
+                yield reading.fact(
+                    f"moe:{excluded[1]}:modelopt_fp4",
+                    "side_effect",
+                    "routed scaling factor not fused into top-k",
+                    at,
+                    also=also,
+                    scope=init.scope,
+                )
+
+
+def _enabling_properties(reading: Reading, layer: Definition) -> Iterator[Fact]:
+    """Attributes such as `enable_flashinfer_cutlass_moe` by which the layer switches a backend on."""
+    for method in layer.methods.values():
+        for node in ast.walk(method.node):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = [target.attr for target in targets if isinstance(target, ast.Attribute)]
+            if not names and method.name.startswith(("enable_", "use_")) and isinstance(node, ast.Return):
+                names = [method.name]
+            found = re.search(r"get_moe_runner_backend\(\)\.is_(\w+)\(\)", ast.unparse(node)) if names else None
+            if found and names[0].startswith(("enable_", "use_")):
+                yield reading.fact(f"moe:{found[1]}", "enabled_by", names[0], (layer.file, node.lineno), scope=method.scope)
+
+
+def _dispatchers(reading: Reading) -> Iterator[Fact]:
+    """Branches of token dispatchers that look at the runner backend, such as the FP4 all-gather."""
+    for module in reading.index.modules(b"Dispatcher", b"moe"):
+        for definition in module.functions():
+            owner = definition.scope.split(".")[0]
+            if not owner.endswith("Dispatcher") and "Dispatcher" not in owner:
+                continue
+            a2a = next((value for word, value in _A2A_OF_DISPATCHER.items() if owner.startswith(word)), None)
+            for node in ast.walk(definition.node):
+                yield from _dispatcher_case(reading, definition, node, a2a)
+
+
+def _dispatcher_case(reading: Reading, definition: Definition, node: ast.AST, a2a: str | None) -> Iterator[Fact]:
+    if not isinstance(node, ast.If | ast.Assign | ast.IfExp | ast.Return):
+        return
+    expression = node.value if isinstance(node, ast.Assign | ast.Return) else node.test
+    words = ast.unparse(expression) if expression is not None else ""
+    named = re.search(r"get_moe_runner_backend\(\)\.is_(\w+)\(\)", words) or re.search(
+        r"should_use_(flashinfer_cutlass)_moe_fp4_allgather", words
+    )
+    if named:
+        subject = ast.unparse(node.targets[0]).removeprefix("self.") if isinstance(node, ast.Assign) else "branch"
+        yield reading.fact(
+            f"moe:{named[1]}",
+            "dispatcher_special_case",
+            f"{subject}: {words}",
+            (definition.file, node.lineno),
+            when={"a2a": a2a} if a2a else {},
+            also=[(definition.file, expression.lineno)],
+            scope=definition.scope,
+        )
