@@ -70,9 +70,10 @@ class Convention:
     zero_block_scale: scale of a block whose quotient above is zero, as an all-zero block's is.
     min_block_scale: smaller positive quotients are raised to it before rounding to E4M3; 0.0 where nothing is raised.
     underflow_block_scale: stands where the rounding to E4M3 gave zero.
-    nan_code: E2M1 magnitude code of a NaN.
+    nan_code: code of a NaN of either sign.
     amax_skips_nan: the block's amax ignores NaN (CUDA `__hmax2`) instead of becoming NaN.
     flush_subnormals: fp32 subnormals count as zero (`-ftz=true`).
+    decodes_negative_zero: code 8 dequantises to -0.0 and not to +0.0.
     source: where this was read.
     """
 
@@ -89,10 +90,11 @@ class Convention:
     nan_code: int = 7
     amax_skips_nan: bool = False
     flush_subnormals: bool = False
+    decodes_negative_zero: bool = True
 
     def __post_init__(self):
-        if not 0 <= self.nan_code <= 7:
-            raise LabError(f"convention {self.name}: nan_code {self.nan_code} is no E2M1 magnitude code, needs 0..7")
+        if not 0 <= self.nan_code <= 15:
+            raise LabError(f"convention {self.name}: nan_code {self.nan_code} is no E2M1 code, needs 0..15")
 
 
 MODELOPT = Convention(
@@ -104,6 +106,7 @@ MODELOPT = Convention(
     zero_block_scale=1.0,
     min_block_scale=E4M3_MIN_SUBNORMAL,
     zero_sign=ZeroSign.OF_VALUE,
+    decodes_negative_zero=False,
 )
 
 TORCHAO = Convention(
