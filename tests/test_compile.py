@@ -154,7 +154,7 @@ REFUSED = (
 )
 def test_what_a_compiler_does_instead_of_building(toolchain, does, verdict, reason):
     started = time.monotonic()
-    limits = Limits(timeout_s=1, memory_bytes=1 << 28) if verdict in (Verdict.HANG, Verdict.OOM) else Limits()
+    limits = {Verdict.HANG: Limits(timeout_s=1), Verdict.OOM: Limits(memory_bytes=1 << 28)}.get(verdict, Limits())
     got, _ = build(toolchain, f"//{does}\n", limits)
     assert (got.verdict, got.kernels) == (verdict, ())
     assert got.reason.startswith(reason)
@@ -264,7 +264,7 @@ def test_a_block_scaled_fp4_instruction_exists_on_sm120_alone(tmp_path, capsys, 
     assert main(["compile", "--arch", "120a", "--arch", "100a", "--arch", "90a", *probes, "--json"]) == 0
     rows = [Evidence.from_json(line) for line in capsys.readouterr().out.splitlines()]
     found = {row.subject.removeprefix("compile:lab."): (row.verdict, row.details.get("tensor_instructions")) for row in rows}
-    warp, memory = "mma_block_scaled_fp4:mma_block_scaled_fp4", "tcgen05_block_scaled_fp4:tcgen05_block_scaled_fp4"
+    warp, memory = "mma_block_scaled_fp4:m16n8k64", "tcgen05_block_scaled_fp4:cta_group_1"
     assert found[f"{warp}:sm_120a"] == (Verdict.OK, {"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": 1})
     assert found[f"{memory}:sm_100a"] == (Verdict.OK, {"UTCOMMA.4X": 1})
     refused = {name for name, (verdict, _) in found.items() if verdict is Verdict.UNSUPPORTED}

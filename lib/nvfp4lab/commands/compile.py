@@ -1,7 +1,6 @@
 """Build kernels for GPUs that are not here and print what their machine code says."""
 
 import argparse
-import sys
 from pathlib import Path
 
 
@@ -17,10 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evidence to stdout and to the ledger of the run folder; 0 unless a build failed for no reason of the target."""
-    from nvfp4lab import params, stack
-    from nvfp4lab.batch.progress import Progress
+    from nvfp4lab import params
     from nvfp4lab.kernels import compile_evidence, compile_modules
-    from nvfp4lab.records import Ledger, Verdict
+    from nvfp4lab.records import Verdict
 
     if args.list:
         for module in compile_modules.MODULES.values():
@@ -33,14 +31,9 @@ def run(args: argparse.Namespace) -> int:
         "compile_all_units": args.all_units or p.compile_all_units,
     }
     p = params.check(asked, where="nvfp4lab compile")
-    ledger = Ledger(Path(p.run_dir) / "ledger.jsonl")
-    jobs, builder = compile_evidence.prepare(p)
     failed = False
-    with Progress(len(jobs), "compile", sys.stderr) as progress:
-        for evidence in compile_evidence.run(jobs, builder, stack.capture(), p.compile_memory_gib):
-            ledger.append(evidence)
-            progress.step(compile_evidence.describe(evidence))
-            failed |= evidence.verdict in (Verdict.CRASH, Verdict.HANG, Verdict.OOM)
-            if args.json:
-                print(evidence.to_json(), flush=True)
+    for evidence in compile_evidence.collect(p):
+        failed |= evidence.verdict in (Verdict.CRASH, Verdict.HANG, Verdict.OOM)
+        if args.json:
+            print(evidence.to_json(), flush=True)
     return 1 if failed else 0

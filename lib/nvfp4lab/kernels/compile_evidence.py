@@ -6,16 +6,20 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 
+from nvfp4lab.batch.progress import Progress
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import compile_modules, compile_sass, compile_sources, compile_toolchain
 from nvfp4lab.kernels.compile import Build, Builder, Limits
 from nvfp4lab.kernels.compile_modules import Module, Unit
 from nvfp4lab.params import Params
-from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
+from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
+from nvfp4lab.stack import capture
 
 # Shared memory that one block may use after opting in, bytes, by compute capability major: CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability".
@@ -87,6 +91,17 @@ def prepare(p: Params) -> tuple[list[Job], Builder | None]:
     return jobs, Builder(compile_toolchain.find(), sources, limits)
 
 
+def collect(p: Params) -> Iterator[Evidence]:
+    """Do what the parameters ask, with progress on stderr; each evidence is in the run's ledger when it is yielded."""
+    jobs, builder = prepare(p)
+    ledger = Ledger(Path(p.run_dir) / "ledger.jsonl")
+    with Progress(len(jobs), "compile") as progress:
+        for evidence in run(jobs, builder, capture(), p.compile_memory_gib):
+            ledger.append(evidence)
+            progress.step(describe(evidence))
+            yield evidence
+
+
 def describe(evidence: Evidence) -> str:
     """One line for a person: what was built, what came out."""
     seconds = evidence.number("compile_s")
@@ -117,7 +132,7 @@ def _jobs(module: Module, arch: str, sources: Mapping, missing: Mapping[str, str
 
 
 def run(jobs: Sequence[Job], builder: Builder | None, stack: Stack, memory_gib: float) -> Iterator[Evidence]:
-    """Evidence of each job as it ends. builder may be None if no job is to be built.
+    """Evidence of each job, in order. builder may be None if no job is to be built.
 
     As many nvcc run at once as there are cores and as fit into `memory_gib` and what is free.
     """
@@ -127,7 +142,7 @@ def run(jobs: Sequence[Job], builder: Builder | None, stack: Stack, memory_gib: 
     pool = concurrent.futures.ThreadPoolExecutor(workers)
     try:
         futures = [pool.submit(_run_job, job, builder, stack) for job in jobs]
-        for future in concurrent.futures.as_completed(futures):
+        for future in futures:
             yield future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -154,6 +169,15 @@ def _run_job(job: Job, builder: Builder | None, stack: Stack) -> Evidence:
     return Evidence(
         "compile", job.subject, job.target, stack, verdict, job.repro, reason, kind, _numbers(job, build), details=details
     )
+
+
+def table(rows: Sequence[Evidence]) -> pd.DataFrame:
+    """What was built, a line each: registers, bytes of spills and of shared memory against the limit, seconds of the build."""
+    columns = ("registers", "spill_bytes", "static_shared_bytes", "requested_shared_bytes", "shared_limit_bytes", "compile_s")
+    built = [row for row in rows if row.verdict is Verdict.OK]
+    values = [{name: found.value for name in columns if (found := row.number(name))} for row in built]
+    frame = pd.DataFrame(values, index=[row.subject.removeprefix("compile:") for row in built], columns=columns)
+    return frame.astype({name: "Int64" for name in columns[:-1]})
 
 
 def _kernel_details(kernel: compile_sass.Kernel) -> dict[str, Any]:
