@@ -11,13 +11,15 @@ from collections.abc import Sequence
 
 import requests
 
-from nvfp4lab.records import WrongKind
+from nvfp4lab.records import Number, WrongKind
+from nvfp4lab.server.arms_judge import Finding
 
-# Prompts that any model of any size continues in one way, with what must occur in the answer.
+# Patterns that a model of any size continues in one way, with what must occur in the answer. No facts: NVFP4 itself makes
+# SmolLM2-135M forget the capital of France ("123,212"), with a perfect kernel.
 CANARIES: tuple[tuple[str, str], ...] = (
-    ("The capital of France is", r"Paris"),
     ("Monday, Tuesday, Wednesday, Thursday,", r"Friday"),
     ("1, 2, 3, 4, 5, 6, 7,", r"8"),
+    ("A B C D E F", r"G"),
 )
 TEXTS: tuple[str, ...] = (
     "Water boils at one hundred degrees Celsius at sea level. On a high mountain the air is thinner, so it boils earlier.",
@@ -35,6 +37,30 @@ class Answer:
     text: str
     kind: WrongKind | None
     why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interview:
+    """All that one server said: canary answers, and per text the scores position by position."""
+
+    answers: tuple[Answer, ...]
+    scores: tuple[list[dict[int, float]], ...]
+
+    def finding(self) -> Finding:
+        """The verdict of the canaries alone; the scores are compared later, with the reference's."""
+        bad = [answer for answer in self.answers if answer.kind is not None]
+        kind = next((answer.kind for answer in bad), None)
+        reason = "; ".join(f"{answer.prompt!r} -> {answer.text!r}: {answer.why}" for answer in bad)
+        rows = [{"prompt": answer.prompt, "answer": answer.text, "why_wrong": answer.why} for answer in self.answers]
+        return Finding(
+            kind, reason, (Number("canaries_passed", len(self.answers) - len(bad), "1", n=len(self.answers)),), {"canaries": rows}
+        )
+
+
+def interview(url: str, tokens: int) -> Interview:
+    """Ask every canary (`tokens` each), then have every text scored. Raises requests' errors when the server is gone."""
+    answers = tuple(canary(url, prompt, must_match, tokens) for prompt, must_match in CANARIES)
+    return Interview(answers, tuple(score(url, text) for text in TEXTS))
 
 
 def canary(url: str, prompt: str, must_match: str, tokens: int) -> Answer:

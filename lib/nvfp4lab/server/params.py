@@ -38,9 +38,7 @@ class ServerParams(pydantic.BaseModel):
         min_length=1,
         description="server configurations; the first is the one others are compared with",
     )
-    start_on_request: list[str] = pydantic.Field(
-        [], description="arms to start although stage 1 proves that they raise"
-    )
+    start_on_request: list[str] = pydantic.Field([], description="arms to start although stage 1 proves that they raise")
     start_idle_s: Seconds = pydantic.Field(180.0, description="a start without any progress for so long is hung")
     start_spinning_s: Seconds = pydantic.Field(1800.0, description="a start with nothing but CPU time for so long is hung")
     canary_tokens: int = pydantic.Field(12, ge=1, le=4096, description="tokens asked of each canary prompt")
