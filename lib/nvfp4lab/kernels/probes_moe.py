@@ -34,11 +34,14 @@ class ExactMoe:
     expected: torch.Tensor
 
 
-def exact_moe(shape: MoeShape, seed: int, device: torch.device | str = "cpu", gate_up_ratio: float = 1.0) -> ExactMoe:
+def exact_moe(
+    shape: MoeShape, seed: int, device: torch.device | str = "cpu", gate_up_ratio: float = 1.0, skewed: bool = False
+) -> ExactMoe:
     """Exact probe for `shape`; hidden and intermediate must be multiples of 16.
 
     gate_up_ratio: global scale of `up` over that of `gate`, a power of two; anything but 1 is a checkpoint whose fused
-    pair was quantised apart. Raises ProbeError where the probe's own invariants fail.
+    pair was quantised apart. skewed: every token asks the same experts, the others stay empty.
+    Raises ProbeError where the probe's own invariants fail.
     """
     if shape.hidden % BLOCK or shape.intermediate % BLOCK or shape.topk > shape.all_experts:
         raise ProbeError(
@@ -52,7 +55,7 @@ def exact_moe(shape: MoeShape, seed: int, device: torch.device | str = "cpu", ga
     row = draw.powers(-1, 2, (shape.hidden, 1))  # rows of `down` differ, alike in all experts: their answers are added up
     experts = [_expert(draw, shape, flips, exponents, order, row, index, gate_up_ratio) for index in range(shape.experts)]
     gate, up, down = (_stack([expert[part] for expert in experts]) for part in range(3))
-    ids, weights = _routing(draw, shape)
+    ids, weights = _routing(draw, shape, skewed)
     problem = MoeProblem(
         activations,
         gate,
@@ -182,8 +185,8 @@ def _stack(operands: list[Fp4Operand]) -> Fp4Operand:
     )
 
 
-def _routing(draw: Draw, shape: MoeShape) -> tuple[torch.Tensor, torch.Tensor]:
+def _routing(draw: Draw, shape: MoeShape, skewed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Distinct experts for each token, and weights 1, 1/2, 1/2, ... in random places: up to top-14 the sum fits bf16."""
-    ids = draw.orders((shape.tokens, shape.all_experts))[:, : shape.topk]
+    ids = draw.orders((1 if skewed else shape.tokens, shape.all_experts))[:, : shape.topk].expand(shape.tokens, -1)
     ladder = torch.tensor([max(2.0**-j, 0.5) for j in range(shape.topk)], device=draw.device)
-    return ids.to(torch.int32), ladder[draw.orders((shape.tokens, shape.topk))]
+    return ids.to(torch.int32).contiguous(), ladder[draw.orders((shape.tokens, shape.topk))]
