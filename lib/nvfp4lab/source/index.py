@@ -30,7 +30,7 @@ class Index:
         self.unparsable: dict[str, str] = {}
         self.lines_parsed = 0
         self.seconds_parsing = 0.0
-        self._bytes = {name: package.tree.read(name) for name in package.tree.names() if name.endswith(".py")}
+        self._bytes = {name: package.tree.read(name) for name in package.source_members()}
         self._modules: dict[str, Module | None] = {}
         self._calls: dict[int, list[ast.Call]] = {}  # by id: the modules keep their nodes alive
         self._mentions: dict[bytes, frozenset[str]] = {}

@@ -20,17 +20,19 @@ class Layout:
     """How one project looks on disk.
 
     distribution: name on PyPI. import_name: top folder. parents: where that folder lies inside a checkout.
-    landmark: start of a member name without which the tree is something else.
+    landmark: start of a member name without which the tree is something else. skipped: starts of member names that the
+    question is not about; SGLang's diffusion server and tests define classes of the same names as its LLM server.
     """
 
     distribution: str
     import_name: str
     parents: tuple[str, ...]
     landmark: str
+    skipped: tuple[str, ...] = ()
 
 
 LAYOUTS = {
-    "sglang": Layout("sglang", "sglang", (".", "python"), "sglang/srt/"),
+    "sglang": Layout("sglang", "sglang", (".", "python"), "sglang/srt/", ("sglang/multimodal_gen/", "sglang/test/")),
     "flashinfer": Layout("flashinfer-python", "flashinfer", (".",), "flashinfer/__init__.py"),
 }
 
@@ -47,6 +49,11 @@ class Package:
     version: str
     origin: str
     tree: Tree
+
+    def source_members(self) -> list[str]:
+        """Python members that the lab's questions are about."""
+        skipped = LAYOUTS[self.name].skipped
+        return [name for name in self.tree.names() if name.endswith(".py") and not name.startswith(skipped)]
 
     def metadata_member(self) -> str | None:
         """Member that holds the requirements: the wheel's METADATA, or pyproject.toml of a checkout."""

@@ -33,12 +33,13 @@ def nvfp4_methods(reading: Reading) -> list[QuantMethod]:
 
 def modelopt(reading: Reading) -> QuantMethod | None:
     """Through the config class whose `get_name` returns "modelopt_fp4"."""
-    config = next(_configs_named(reading, "modelopt_fp4"), None)
-    if config is None:
-        return None
-    getter = config.methods.get("get_quant_method")
-    classes = _classes_named_in(reading, getter) if getter else []
-    return QuantMethod("modelopt_fp4", config, _pick(reading, classes, "Linear"), _pick(reading, classes, "MoE"), "apply")
+    found = []
+    for config in _configs_named(reading, "modelopt_fp4"):
+        getter = config.methods.get("get_quant_method")
+        classes = _classes_named_in(reading, getter) if getter else []
+        found.append(QuantMethod("modelopt_fp4", config, _pick(classes, "Linear"), _pick(classes, "MoE"), "apply"))
+    # plug-ins may reuse the name; the method that serves most kinds of layers is the package's own
+    return max(found, key=lambda method: (method.moe is not None) + (method.linear is not None), default=None)
 
 
 def _configs_named(reading: Reading, name: str) -> Iterator[Definition]:
@@ -64,7 +65,7 @@ def _classes_named_in(reading: Reading, getter: Definition) -> list[Definition]:
     return found
 
 
-def _pick(reading: Reading, classes: list[Definition], kind: str) -> Definition | None:
+def _pick(classes: list[Definition], kind: str) -> Definition | None:
     """The class of that kind, told by its base; W4A16 variants and the unquantised method are other methods."""
     fitting = [
         definition
