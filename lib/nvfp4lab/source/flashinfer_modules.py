@@ -30,6 +30,7 @@ def facts(reader: Reader) -> Iterator[Fact]:
             reaching = _reaching(calls, getter.name)
             for operation in (found for found in public if found.name in reaching):
                 yield from _table(reader, operation.name, getter)
+                yield from _built_for(reader, operation.name, getter)
         for operation in public:
             yield from _predicates(reader, operation, functions)
             yield from _refusals(reader, operation)
@@ -92,6 +93,55 @@ def _compared_strings(test: ast.expr, parameter: str) -> list[str]:
     if not (isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == parameter):
         return []
     return [node.value for node in ast.walk(test.comparators[0]) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def _built_for(reader: Reader, operation: str, getter: Definition) -> Iterator[Fact]:
+    """`built_for_majors`: the majors that the module behind an operation compiles for, per capability where a table decides."""
+    for generator, keys in _generators(getter).items():
+        found = reader.function(getter.module, generator)
+        for definition, value, line in _asked_majors(reader, found, depth=2) if found else ():
+            when = {"cc": [int(key) for key in keys if key.isdigit()]} if keys else {}
+            at, also = (definition.module, line), [(getter.module, getter.line)]
+            yield reader.fact(operation, "built_for_majors", value, at, when=when, also=also, note=generator, derived=True)
+
+
+def _generators(getter: Definition) -> dict[str, list[str]]:
+    """Generator -> capability strings for which the getter calls it; an empty list where it always does."""
+    found: dict[str, list[str]] = {}
+    parameter = getter.node.args.args[0].arg if getter.node.args.args else ""
+    for node in getter.node.body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Dict):
+            for key, name in zip(value.keys, value.values, strict=True):
+                if isinstance(key, ast.Constant) and isinstance(name, ast.Name):
+                    found.setdefault(name.id, []).append(str(key.value))
+        while isinstance(node, ast.If):
+            for name in _called_names(ast.Module(node.body, [])):
+                if name.startswith("gen_"):
+                    found.setdefault(name, []).extend(_compared_strings(node.test, parameter))
+            node = node.orelse[0] if len(node.orelse) == 1 else None
+    always = {name for name in _called_names(getter.node) if name.startswith("gen_") and name not in found}
+    return found | {name: [] for name in always}
+
+
+def _asked_majors(reader: Reader, definition: Definition, depth: int) -> list[tuple[Definition, list, int]]:
+    """(function, majors, line) where a generator, or a function that it calls, asks for majors."""
+    found = [
+        (definition, value, keyword.value.lineno)
+        for call in ast.walk(definition.node)
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg == "supported_major_versions" and (value := reader.literal(definition.module, keyword.value)) is not None
+    ]
+    if found or not depth:
+        return found
+    called = (reader.function(definition.module, name) for name in sorted(_called_names(definition.node)))
+    return [
+        row
+        for inner in called
+        if inner and not isinstance(inner.node, ast.ClassDef)
+        for row in _asked_majors(reader, inner, depth - 1)
+    ]
 
 
 def _rewrites(getter: Definition) -> Iterator[tuple[str, dict, int]]:

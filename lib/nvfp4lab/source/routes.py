@@ -1,0 +1,152 @@
+"""One route per backend value: from the flag through SGLang to the kernel, and what FlashInfer says there.
+
+Sound by rule: what is provably constant for the query is evaluated; for every other condition both branches are kept, and
+the gate or alternative says `depends on <condition>`.
+"""
+
+import dataclasses
+import functools
+
+from nvfp4lab.source import flashinfer_facts, routes_flashinfer, routes_server, routes_traps
+from nvfp4lab.source.facts import Fact, Facts
+from nvfp4lab.source.index import Index
+from nvfp4lab.source.package import Package
+from nvfp4lab.source.routes_dense import DenseTracer
+from nvfp4lab.source.routes_layers import quant_classes
+from nvfp4lab.source.routes_moe import MoeTracer
+from nvfp4lab.source.routes_query import FLAG_FIELDS, WORKS, Gate, Hop, Operation, Query, Route
+from nvfp4lab.source.routes_server import Resolution
+from nvfp4lab.source.routes_walk import Refusal, Walk
+from nvfp4lab.source.sglang.reading import Reading
+
+
+class Router:
+    """Routes of one SGLang beside one FlashInfer (None: FlashInfer is not asked).
+
+    sglang_facts: the facts that say what the flags accept and what `auto` becomes.
+    """
+
+    def __init__(self, sglang: Package, sglang_facts: list[Fact], flashinfer: Package | None, index: Index | None = None):
+        self.reading = Reading(index or Index(sglang))
+        self.facts = Facts(sglang_facts)
+        self.flashinfer = Facts(flashinfer_facts.read_cached(flashinfer)) if flashinfer is not None else None
+        self._classes = functools.cache(lambda quant: quant_classes(self.reading, quant))
+        self._tracers = functools.cache(self._tracer)
+        self._rules = functools.cache(lambda op: routes_server.rules_of(self.reading, op))
+        self._walk = functools.cache(self._walk_afresh)
+
+    def routes(self, query: Query, ops: tuple[Operation, ...] = ("moe", "fp4_gemm")) -> list[Route]:
+        """All routes of a query, in the order of the flag's values; `auto` may have several.
+
+        Raises LabError when this SGLang has no such quantisation.
+        """
+        found = []
+        for op in ops:
+            if self._tracers(op, query.quant) is None:
+                continue
+            for backend, accepted in routes_server.values(self.facts, op).items():
+                found += self.of_backend(query, op, backend, accepted)
+        return found
+
+    def of_backend(self, query: Query, op: Operation, backend: str, accepted: Fact | None) -> list[Route]:
+        """Routes of one value: one per possible resolution."""
+        if not self._is_member(op, backend):
+            return [self._alias_route(query, op, backend, accepted)]
+        resolved = routes_server.resolutions(self.facts, op, backend, query)
+        return [self._route(query, op, backend, accepted, resolution) for resolution in resolved]
+
+    def _is_member(self, op: Operation, backend: str) -> bool:
+        enum = self.reading.vocabulary.enums.get(routes_server.SUBJECTS[op])
+        return enum is None or backend in enum.members.values()
+
+    def _alias_route(self, query: Query, op: Operation, backend: str, accepted: Fact | None) -> Route:
+        """A value of the command line that the enum lacks: rewritten by a rule, or not decided by source."""
+        found = routes_server.alias(self.reading, self._rules(op), op, backend, query)
+        hops = (*_accepted(op, backend, accepted), *((found[1],) if found else ()))
+        fields = found[0] if found else {}
+        other = fields.get(FLAG_FIELDS[op])
+        if other is not None and self._is_member(op, other):
+            asked = dataclasses.replace(query, a2a=fields.get("moe_a2a_backend", query.a2a))
+            route = self.of_backend(asked, op, other, accepted)[-1]  # the last is the one that no model rule changes
+            return dataclasses.replace(route, backend=backend, when={**route.when, **fields}, hops=(*hops, *route.hops[1:]))
+        gate = Gate("depends on how the argument handling rewrites this value", "depends", hops[-1].file if hops else "", 0)
+        return Route(backend, op, fields, hops, (gate,), "not found", f"depends on {fields or 'a rule that source does not show'}")
+
+    def _tracer(self, op: Operation, quant: str) -> MoeTracer | DenseTracer | None:
+        classes = self._classes(quant)
+        if op == "moe":
+            return MoeTracer(self.reading, classes) if classes.moe else None
+        return DenseTracer(self.reading, classes) if classes.linear else None
+
+    def _route(self, query: Query, op: Operation, backend: str, accepted: Fact | None, resolved: Resolution) -> Route:
+        tracer = self._tracers(op, query.quant)
+        walk = self._walk(query, op, resolved.backend)
+        final = "none, it raises before" if walk.refusal else routes_traps.final_of(walk)
+        said = self._flashinfer_gates(query, op, resolved.backend, walk, final)
+        expected = self._expected(op, backend, accepted, walk, said, final)
+        traps = list(routes_traps.of_gates(said))
+        if op == "moe":
+            traps += routes_traps.of_moe(tracer, self.facts, query, backend, resolved, walk, expected)
+        if backend != "auto":
+            failing = functools.partial(self._fails, op, backend)
+            traps += routes_traps.of_failure(op, query, backend, accepted, failing, expected)
+        hops = (*_accepted(op, backend, accepted), *resolved.hops, *walk.hops, *_kernel_hops(walk))
+        return Route(
+            backend, op, resolved.when, hops, (*_alternatives(walk, final), *walk.gates, *said), final, expected, tuple(traps)
+        )
+
+    def _walk_afresh(self, query: Query, op: Operation, backend: str) -> Walk:
+        """SGLang's part: argument rules, the capability that the quantisation asks for, then the layers."""
+        refused = routes_server.refusal(self.reading, self._rules(op), op, backend, query) or self._too_old(query)
+        if refused is None:
+            return self._tracers(op, query.quant).trace(query, backend)
+        return Walk(hops=[refused[1]], refusal=refused[0])
+
+    def _too_old(self, query: Query) -> tuple[Refusal, Hop] | None:
+        """The least capability of the quantisation's config, which the model loader compares."""
+        config = self._classes(query.quant).config
+        least = config.methods.get("get_min_capability")
+        number = self.reading.evaluator(query.scenario()).returned(least, {}) if least else None
+        if not isinstance(number, int) or query.number >= number:
+            return None
+        text = f"ValueError: {query.quant} needs capability {number} at model load, this GPU has {query.number}"
+        return Refusal(text, config.file, least.line), Hop(config.file, least.line, f"{config.name} asks for capability {number}")
+
+    def _flashinfer_gates(self, query: Query, op: Operation, backend: str, walk: Walk, final: str) -> list[Gate]:
+        name = self._tracers(op, query.quant).flashinfer_name(backend) if op == "fp4_gemm" else None
+        return [] if walk.refusal else routes_flashinfer.gates(self.flashinfer, final, name, query)
+
+    def _expected(self, op: Operation, backend: str, accepted: Fact | None, walk: Walk, said: list[Gate], final: str) -> str:
+        if walk.refusal:
+            return f"raises: {walk.refusal.text}"
+        failed = next((gate for gate in said if gate.state == "failed" and gate.refuses), None)
+        if failed is not None:
+            return f"raises: {failed.text}"
+        if walk.left_to is not None:
+            return f"depends on {walk.left_to}"
+        if accepted is None:
+            return f"raises: the command line has no value {backend}; only code can select it"
+        other = routes_traps.elsewhere(backend, walk, final) if op == "moe" else None
+        return f"silently goes elsewhere: {backend} ends in {other}" if other else WORKS
+
+    def _fails(self, op: Operation, backend: str, query: Query) -> bool:
+        """Whether SGLang itself surely raises for a value under another question."""
+        return self._walk(query, op, backend).refusal is not None
+
+
+def _accepted(op: Operation, backend: str, accepted: Fact | None) -> list[Hop]:
+    return [Hop(accepted.file, accepted.line, f"the command line accepts {backend}")] if accepted else []
+
+
+def _kernel_hops(walk: Walk) -> list[Hop]:
+    return [Hop(kernel.file, kernel.line, f"kernel {kernel.dotted}") for kernel in walk.kernels] if walk.refusal is None else []
+
+
+def _alternatives(walk: Walk, final: str) -> list[Gate]:
+    """Other kernels of the same walk, each with the condition that leads to it."""
+    found = []
+    for kernel in walk.kernels if walk.refusal is None else ():
+        if kernel.dotted != final:
+            condition = " and ".join(kernel.guards) or "the kernel's own decision to take the shape"
+            found.append(Gate(f"depends on {condition}: then {kernel.dotted}", "depends", kernel.file, kernel.line))
+    return found
