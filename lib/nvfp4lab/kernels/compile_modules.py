@@ -72,8 +72,11 @@ def find(full_name: str) -> Module:
         raise LabError(f"no module {full_name!r}; there are {', '.join(MODULES)}") from None
 
 
-def _probe(name: str, shape: str) -> Callable[[Path], list[Unit]]:
-    return lambda root: [Unit(shape, (_PROBES / f"{name}.cu").read_text(encoding="utf-8"), name)]
+def _probe(name: str, shape: str, about: str) -> Module:
+    def units(root: Path) -> list[Unit]:
+        return [Unit(shape, (_PROBES / f"{name}.cu").read_text(encoding="utf-8"), name)]
+
+    return Module(name, "lab", about, units, quick=True)
 
 
 # FlashInfer: flags of jit/core.py gen_jit_spec and of the module's own generator, less what concerns linking and the host.
@@ -215,21 +218,9 @@ def _gemm_module(name: str, generator: str, shared: Callable, target: str, peak_
 
 
 _ALL = (
-    Module(
-        "mma_block_scaled_fp4",
-        "lab",
-        "the warp-level FP4 instruction of SM120",
-        _probe("mma_block_scaled_fp4", "m16n8k64"),
-        quick=True,
-    ),
-    Module(
-        "tcgen05_block_scaled_fp4",
-        "lab",
-        "the FP4 instruction of SM100",
-        _probe("tcgen05_block_scaled_fp4", "cta_group_1"),
-        quick=True,
-    ),
-    Module("mma_bf16", "lab", "the bf16 instruction behind weight-only kernels", _probe("mma_bf16", "m16n8k16"), quick=True),
+    _probe("mma_block_scaled_fp4", "m16n8k64", "the warp-level FP4 instruction of SM120"),
+    _probe("tcgen05_block_scaled_fp4", "cta_group_1", "the FP4 instruction of SM100"),
+    _probe("mma_bf16", "m16n8k16", "the bf16 instruction behind weight-only kernels"),
     Module(
         "nvfp4_quantize",
         "flashinfer",

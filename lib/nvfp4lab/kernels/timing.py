@@ -1,0 +1,136 @@
+"""How long a kernel takes, with the method named: CUPTI where it works, and never a number for a wrong kernel.
+
+`time_case` gates a prepared case, times it, and gates it again: a kernel that passes once and fails after a thousand
+calls (a stale workspace, a race) has no speed. GPU times come from `flashinfer.testing.bench_gpu_time`; what it falls
+back to without CUPTI is recorded and said aloud, since launch overhead is then part of the number.
+"""
+
+import dataclasses
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from nvfp4lab.kernels import timing_gpu
+from nvfp4lab.kernels.cases import CaseResult, OpenCase
+from nvfp4lab.records import Number, Verdict
+
+WARM_UP_MS, REPEAT_MS = 25, 100
+_CPU_CALLS = (5, 200)  # fewest and most
+_Z_95 = 1.96
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Times of single calls in ms.
+
+    method: "cupti" (kernel time alone), "cuda_events" (with launch overhead) or "cpu_clock".
+    note: why the better method was not used. cold_l2: whether the L2 cache was flushed before every call.
+    gpu: clocks, power and temperature meanwhile; empty on a CPU or without NVML.
+    """
+
+    times_ms: tuple[float, ...]
+    method: str
+    cold_l2: bool
+    note: str = ""
+    gpu: tuple[Number, ...] = ()
+
+    def median(self) -> Number:
+        """Median with its 95 % interval."""
+        middle, low, high = median_interval(self.times_ms)
+        return Number("median_ms", middle, "ms", low, high, len(self.times_ms))
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high): a 95 % interval of the median from order statistics, no distribution assumed.
+
+    Ranks by the normal approximation of the binomial (Conover, Practical Nonparametric Statistics, 3.2). With fewer than
+    six values no such interval exists and the extremes are returned. Raises ValueError without values.
+    """
+    if not values:
+        raise ValueError("no times were measured")
+    ordered, count = sorted(values), len(values)
+    half_width = _Z_95 * math.sqrt(count) / 2
+    low = max(0, math.floor(count / 2 - half_width) - 1)
+    high = min(count - 1, math.ceil(count / 2 + half_width))
+    return statistics.median(ordered), ordered[low], ordered[high]
+
+
+def time_case(opened: OpenCase, measure: Callable[[OpenCase], Measurement] | None = None) -> CaseResult:
+    """Gate, time, gate again. The result of the failing gate, without numbers, or the passing one with them.
+
+    The second gate judges a call made after the timed ones; `details["gate"]` says that it failed then.
+    """
+    before = opened.check(opened.call())
+    if before.verdict is not Verdict.OK:
+        return before
+    measured = (measure or measure_call)(opened)
+    after = opened.check(opened.call())
+    if after.verdict is not Verdict.OK:
+        reason = f"passed before it was timed, failed after {len(measured.times_ms)} timed calls: {after.reason}"
+        return dataclasses.replace(after, reason=reason, numbers=(), details=dict(after.details) | {"gate": "after timing"})
+    details = dict(after.details) | {"timing_method": measured.method, "cold_l2": measured.cold_l2}
+    if measured.note:
+        details["timing_note"] = measured.note
+    return dataclasses.replace(after, numbers=(*after.numbers, *numbers(measured, opened)), details=details)
+
+
+def numbers(measured: Measurement, opened: OpenCase) -> tuple[Number, ...]:
+    """Median, achieved TFLOP/s and GB/s with the median's interval carried over, the work of one call, the GPU's state."""
+    median = measured.median()
+    return (
+        median,
+        _rate("tflop_s", opened.flops / 1e9, "TFLOP/s", median),
+        _rate("gb_s", opened.min_bytes / 1e6, "GB/s", median),
+        Number("flops", opened.flops, "FLOP"),
+        Number("min_bytes", opened.min_bytes, "B"),
+        *measured.gpu,
+    )
+
+
+def _rate(name: str, work_per_ms: float, unit: str, median: Number) -> Number:
+    """The longest time is the lowest rate."""
+    return Number(name, work_per_ms / median.value, unit, work_per_ms / median.high, work_per_ms / median.low, median.n)
+
+
+def measure_call(opened: OpenCase) -> Measurement:
+    """Time `opened.call` on its device by the best method there."""
+    if opened.device.type == "cuda":
+        return measure_gpu(opened.call, opened.device)
+    return measure_cpu(opened.call)
+
+
+def measure_cpu(call: Callable[[], Any], clock_ns: Callable[[], int] = time.perf_counter_ns) -> Measurement:
+    """Wall time of calls on the CPU, as many as fit into REPEAT_MS within bounds. For emulations: no cache is flushed."""
+    call()
+    times_ms: list[float] = []
+    while len(times_ms) < _CPU_CALLS[0] or (sum(times_ms) < REPEAT_MS and len(times_ms) < _CPU_CALLS[1]):
+        started = clock_ns()
+        call()
+        times_ms.append((clock_ns() - started) / 1e6)
+    return Measurement(tuple(times_ms), "cpu_clock", cold_l2=False)
+
+
+def measure_gpu(call: Callable[[], Any], device: torch.device, bench: Callable[..., list[float]] | None = None) -> Measurement:
+    """GPU time of calls with a cold L2, by FlashInfer's own timer. `bench`: stands in for it in tests.
+
+    Raises RuntimeError if the timer returns a time that cannot be: none, not finite, or not positive.
+    """
+    if bench is None:
+        from flashinfer.testing import bench_gpu_time as bench
+    with timing_gpu.watch(device) as state, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        times_ms = bench(
+            call, dry_run_time_ms=WARM_UP_MS, repeat_time_ms=REPEAT_MS, enable_cupti=True, use_cuda_graph=False, cold_l2_cache=True
+        )
+    if not times_ms or not all(math.isfinite(one) and one > 0 for one in times_ms):
+        raise RuntimeError(f"the timer gave impossible times: {times_ms[:5]} ...")
+    # FlashInfer says in a warning, and only there, that it did not use CUPTI after all.
+    note = next((str(one.message) for one in said if "falling back" in str(one.message).lower()), "")
+    if note:
+        print(f"TIMING FALLBACK: {note} Launch overhead is part of these numbers.", flush=True)
+    return Measurement(tuple(times_ms), "cuda_events" if note else "cupti", cold_l2=True, note=note, gpu=state.numbers())

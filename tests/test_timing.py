@@ -1,0 +1,186 @@
+"""Timing without a GPU: a clock that is set by hand, a timer that lies, kernels that go wrong while they are timed."""
+
+import math
+import random
+import statistics
+import warnings
+
+import pytest
+import torch
+from nvfp4lab.kernels import roofline, timing, timing_gpu
+from nvfp4lab.kernels.cases import CaseResult, OpenCase
+from nvfp4lab.kernels.roofline import Peaks
+from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
+
+CPU = torch.device("cpu")
+WRONG = CaseResult(Verdict.WRONG, "row 3 is NaN", WrongKind.NAN, details={"first_bad_row": 3})
+
+
+class Kernel:
+    """Counts its calls; its output says how many there were."""
+
+    def __init__(self, wrong_from: float = math.inf):
+        self.calls, self.wrong_from = 0, wrong_from
+
+    def __call__(self) -> torch.Tensor:
+        self.calls += 1
+        return torch.tensor(float(self.calls))
+
+    def check(self, output: torch.Tensor) -> CaseResult:
+        return WRONG if output.item() >= self.wrong_from else CaseResult(Verdict.OK, details={"gate": "exact"})
+
+    def opened(self) -> OpenCase:
+        return OpenCase(self, self.check, flops=2e9, min_bytes=4e6, device=CPU)
+
+
+def clock(*steps_ms: float):
+    """A clock in ns that advances by each step in turn, two readings a call."""
+    now, times = 0.0, []
+    for step in steps_ms:
+        times += [now, now + step]
+        now += step + 1000.0  # what happens between two calls is not theirs
+    readings = iter(times)
+    return lambda: int(next(readings) * 1e6)
+
+
+def test_a_cpu_time_is_the_time_of_the_calls_alone():
+    kernel = Kernel()
+    measured = timing.measure_cpu(kernel, clock(30.0, 10.0, 20.0, 40.0, 50.0))
+    assert measured.times_ms == (30.0, 10.0, 20.0, 40.0, 50.0)
+    assert (measured.method, measured.cold_l2, kernel.calls) == ("cpu_clock", False, 6)  # one to warm up
+    assert measured.median() == Number("median_ms", 30.0, "ms", 10.0, 50.0, 5)
+
+
+def test_fast_calls_are_bounded_in_number_and_slow_ones_in_time():
+    assert len(timing.measure_cpu(Kernel(), clock(*[0.001] * 300)).times_ms) == 200
+    assert len(timing.measure_cpu(Kernel(), clock(*[20.0] * 300)).times_ms) == 5
+
+
+def test_the_interval_of_the_median_covers_it_as_often_as_it_says():
+    draw = random.Random(7)
+    hits = 0
+    for _ in range(600):
+        middle, low, high = timing.median_interval([draw.expovariate(1.0) for _ in range(41)])
+        assert low <= middle <= high
+        hits += low <= math.log(2) <= high
+    assert 0.94 <= hits / 600 <= 0.995
+
+
+@pytest.mark.parametrize("values", [[3.0], [2.0, 1.0], [5.0, 1.0, 4.0, 2.0, 3.0]])
+def test_few_values_give_their_extremes(values):
+    assert timing.median_interval(values) == (statistics.median(values), min(values), max(values))
+
+
+def test_no_values_give_no_time():
+    with pytest.raises(ValueError, match="no times"):
+        timing.median_interval([])
+
+
+def five_calls(opened: OpenCase) -> timing.Measurement:
+    for _ in range(5):
+        opened.call()
+    return timing.Measurement((2.0, 1.0, 4.0), "cuda_events", True, note="CUPTI is not installed")
+
+
+def test_a_sound_kernel_has_a_speed_and_the_method_is_named():
+    result = timing.time_case(Kernel().opened(), five_calls)
+    found = {number.name: number for number in result.numbers}
+    assert result.verdict is Verdict.OK
+    assert (found["tflop_s"].value, found["tflop_s"].low, found["tflop_s"].high) == (1.0, 0.5, 2.0)
+    assert (found["gb_s"].value, found["gb_s"].unit) == (2.0, "GB/s")
+    assert result.details == {
+        "gate": "exact",
+        "timing_method": "cuda_events",
+        "cold_l2": True,
+        "timing_note": "CUPTI is not installed",
+    }
+
+
+def test_a_wrong_kernel_is_not_timed():
+    kernel = Kernel(wrong_from=1)
+    assert timing.time_case(kernel.opened(), five_calls) == WRONG
+    assert kernel.calls == 1
+
+
+def test_a_kernel_that_goes_wrong_while_it_is_timed_has_no_speed():
+    result = timing.time_case(Kernel(wrong_from=4).opened(), five_calls)
+    assert (result.verdict, result.kind, result.numbers) == (Verdict.WRONG, WrongKind.NAN, ())
+    assert result.reason == "passed before it was timed, failed after 3 timed calls: row 3 is NaN"
+    assert result.details == {"first_bad_row": 3, "gate": "after timing"}
+
+
+def bench_with(times, said: str = ""):
+    def bench(call, **asked):
+        assert asked["enable_cupti"] and asked["cold_l2_cache"]
+        call()
+        if said:
+            warnings.warn(said, stacklevel=1)
+        return times
+
+    return bench
+
+
+def test_cupti_is_named_only_if_it_was_used(capsys):
+    assert timing.measure_gpu(Kernel(), CPU, bench_with([0.5, 0.6])).method == "cupti"
+    assert timing.measure_gpu(Kernel(), CPU, bench_with([0.5], "l2_flush is deprecated")).method == "cupti"
+    assert capsys.readouterr().out == ""
+    said = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events for benchmarking."
+    fallen = timing.measure_gpu(Kernel(), CPU, bench_with([0.5], said))
+    assert (fallen.method, fallen.note) == ("cuda_events", said)
+    assert capsys.readouterr().out.startswith("TIMING FALLBACK: CUPTI is not installed")
+
+
+@pytest.mark.parametrize("times", [[], [0.5, 0.0], [-1.0], [math.nan], [math.inf]])
+def test_impossible_times_are_refused(times):
+    with pytest.raises(RuntimeError, match="impossible"):
+        timing.measure_gpu(Kernel(), CPU, bench_with(times))
+
+
+def test_the_state_of_the_gpu_is_summed_up():
+    state = timing_gpu.GpuState()
+    assert state.numbers() == ()
+    state.samples = [(1980.0, 2619.0, 300.0, 50.0, 0x1), (1500.0, 2619.0, 690.0, 61.0, 0x4), (1980.0, 2619.0, 650.0, 60.0, 0x0)]
+    found = {number.name: number for number in state.numbers()}
+    assert (found["sm_clock_mhz"].value, found["sm_clock_mhz"].low) == (1980.0, 1500.0)
+    assert (found["power_w"].value, found["temperature_c"].value) == (650.0, 61.0)
+    assert found["throttled_fraction"].value == pytest.approx(1 / 3)  # idle is not throttled, the power cap is
+
+
+def test_without_a_gpu_nothing_is_sampled():
+    with timing_gpu.watch(CPU) as state:
+        pass
+    assert state.samples == []
+
+
+PEAKS = Peaks(1000.0, {"bf16": 100.0}, {}, "cupti")
+
+
+def test_the_roofline_is_the_larger_of_two_times():
+    assert PEAKS.attainable_s(flops=1e12, min_bytes=1e9, arithmetic="bf16") == pytest.approx(0.01)  # compute: 1e12 / 1e14
+    assert PEAKS.attainable_s(flops=1e9, min_bytes=1e9, arithmetic="bf16") == pytest.approx(0.001)  # memory: 1e9 / 1e12
+    assert PEAKS.attainable_s(1e9, 1e9, "fp4") is None
+
+
+def row(*numbers: Number) -> Evidence:
+    return Evidence("kernel", "gemm:x", Target("9.0"), Stack(), Verdict.OK, "repeat", numbers=numbers)
+
+
+def test_the_fraction_of_the_roofline_needs_a_time_and_a_peak():
+    timed = row(Number("median_ms", 2.0, "ms", 1.0, 4.0, 9), Number("flops", 1e9, "FLOP"), Number("min_bytes", 1e9, "B"))
+    found = roofline.with_fraction(timed, PEAKS, "bf16")
+    assert found.number("roofline_fraction") == Number("roofline_fraction", 0.5, "", 0.25, 1.0, 9)
+    assert found.details["roofline"] == {"bound": "memory", "arithmetic": "bf16"}
+    assert roofline.with_fraction(timed, PEAKS, "fp4") == timed
+    untimed = row()
+    assert roofline.with_fraction(untimed, PEAKS, "bf16") == untimed
+
+
+def test_peaks_of_this_cpu_are_measured_and_what_it_cannot_do_is_told(monkeypatch):
+    monkeypatch.setattr(roofline, "_SQUARE", {"cpu": 128})
+    monkeypatch.setattr(roofline, "_COPY_BYTES", {"cpu": 1 << 22})
+    peaks = roofline.measure_peaks("cpu")
+    assert peaks.method == "cpu_clock"
+    assert 0.1 < peaks.memory_gb_s < 10_000
+    assert 0 < peaks.tflop_s["fp32"] < 100
+    assert peaks.refused["fp4"].startswith("NotImplementedError")
+    assert {number.name for number in peaks.numbers()} >= {"peak_memory_gb_s", "peak_fp32_tflop_s"}
