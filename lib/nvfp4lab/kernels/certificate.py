@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import probes, reference
 from nvfp4lab.kernels.faults import Fault
 from nvfp4lab.kernels.faults_gemm import GEMM_FAULTS
 from nvfp4lab.kernels.faults_moe import MOE_FAULTS
+from nvfp4lab.kernels.gates import GateResult
 from nvfp4lab.kernels.operands import GemmProblem, MoeProblem, Problem
 from nvfp4lab.kernels.probes import Experiment
 from nvfp4lab.kernels.probes_realistic import plain_gemm, plain_moe
@@ -24,7 +26,7 @@ from nvfp4lab.kernels.published import PUBLISHED, PublishedGate
 from nvfp4lab.kernels.reference import LEGITIMATE_ORDERS, Kernel, Order
 from nvfp4lab.kernels.reference_bounds import moe_value
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape, Shape
-from nvfp4lab.records import Verdict
+from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
 
 FAULTS: tuple[Fault, ...] = GEMM_FAULTS + MOE_FAULTS
 ORDER = Order("blocked", 64)  # of the kernel that faults are injected into
@@ -135,6 +137,14 @@ class Certificate:
         blamed = any(kill.killed for kill in self.kills if kill.fault.indistinguishable)
         return not self.survivors and not self.false_alarms and not blamed
 
+    def evidence(self, target: Target, stack: Stack) -> Evidence:
+        """The certificate as a ledger record of stage "gate"."""
+        report = self.to_json()
+        numbers = tuple(Number(name, report[name], "1") for name in ("total", "killed", "false_alarms", "trials"))
+        reason = "" if self.sound else f"survivors: {', '.join(self.survivors) or 'none'}; {len(self.false_alarms)} false alarms"
+        verdict, kind = (Verdict.OK, None) if self.sound else (Verdict.WRONG, WrongKind.DEGRADED)
+        return Evidence("gate", "gate:lab", target, stack, verdict, "nvfp4lab certify", reason, kind, numbers, details=report)
+
     def to_json(self) -> dict:
         """The contract of `nvfp4lab certify --json`."""
         return {
@@ -222,6 +232,34 @@ def count_false_alarms(seeds: int, progress: Progress = lambda items, what: item
                 if result.verdict is not Verdict.OK:
                     alarms.append(f"{step.label}, seed {1000 + seed}, {order.label}: {result.reason}")
     return tuple(alarms), trials
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """One fault told: what our gate said first, at which step, and which published checks let it through."""
+
+    fault: Fault
+    step: str
+    verdict: GateResult
+    passes: tuple[PublishedGate, ...]
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{gate.name} ({gate.criterion})" for gate in self.passes) or "none"
+        head = f"{self.fault.name} ({self.fault.source})"
+        return f"{head}\n  this lab, {self.step}: {self.verdict.kind}: {self.verdict.reason}\n  let through by: {names}"
+
+
+def story(name: str) -> Story:
+    """Tell the fault of that name. Raises LabError if there is none."""
+    fault = next((fault for fault in FAULTS if fault.name == name), None)
+    if fault is None:
+        raise LabError(f"no fault {name!r}; there are {', '.join(fault.name for fault in FAULTS)}")
+    passed = let_through((fault,))
+    for step in (step for step in BATTERY if probes.find(step.probe).op == fault.op):
+        result = probes.find(step.probe).build(step.shape, step.seed, "cpu").judge(fault.inject(sound_kernel(fault.op)))
+        if result.verdict is not Verdict.OK:
+            break
+    return Story(fault, step.label, result, tuple(gate for gate in PUBLISHED if passed[gate.name]))
 
 
 @dataclasses.dataclass(frozen=True)

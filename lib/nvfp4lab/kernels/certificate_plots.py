@@ -1,10 +1,16 @@
-"""Pictures of the certificate: the kill matrix, and how many faults each check lets through."""
+"""Pictures of the certificate: the kill matrix, how many faults each check lets through, what the tiers tell apart."""
 
+import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from nvfp4lab.kernels import reference
 from nvfp4lab.kernels.certificate import Certificate
+from nvfp4lab.kernels.probes import run_poisoned
+from nvfp4lab.kernels.probes_exact import TIERS, exact_gemm
 from nvfp4lab.kernels.published import PUBLISHED
+from nvfp4lab.kernels.reference import Order
+from nvfp4lab.kernels.shapes import GemmShape
 from nvfp4lab.records import Verdict
 from nvfp4lab.report.style import SERIES_COLOURS, VERDICT_COLOURS, figure
 
@@ -50,4 +56,28 @@ def survivors_bar(certificate: Certificate) -> Figure:
     axes.set_xlabel("broken kernels let through, %")
     axes.tick_params(axis="y", labelsize=7)
     axes.set_xlim(0, 100)
+    return fig
+
+
+def accumulator_ladder(seed: int = 0) -> Figure:
+    """Share of right values for each accumulator type on each magnitude tier: how the tiers reveal its width."""
+    types = (torch.float32, torch.float16, torch.bfloat16)
+    probes = [exact_gemm(GemmShape(64, 64, 512), seed, bits) for bits in TIERS]
+    share = [
+        [
+            (run_poisoned(reference.gemm_in(Order("blocked", 16, kind)), probe.problem) == probe.expected).double().mean().item()
+            for probe in probes
+        ]
+        for kind in types
+    ]
+    fig = figure(5.0, 1.9)
+    axes = fig.add_subplot()
+    axes.pcolormesh(share, cmap=ListedColormap([PASSED, CAUGHT]), vmin=0.0, vmax=1.9999, edgecolors="white")
+    for row, values in enumerate(share):
+        for column, value in enumerate(values):
+            axes.text(column + 0.5, row + 0.5, f"{100 * value:.0f} %", ha="center", va="center")
+    axes.set_yticks([row + 0.5 for row in range(len(types))], [str(kind).removeprefix("torch.") for kind in types])
+    axes.set_xticks([column + 0.5 for column in range(len(probes))], [f"sums up to 2^{bits} units" for bits in TIERS])
+    axes.tick_params(length=0)
+    axes.set_title("values that are right, by accumulator type and tier", fontsize=9)
     return fig
