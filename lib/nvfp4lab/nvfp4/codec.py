@@ -165,7 +165,8 @@ def _quantize_blocks(
             factor = 1.0 / _flushed(s * _flushed(1.0 / e, convention), convention)
             factor = torch.where(amax == 0, 0.0, factor)  # the kernel asks for amax, so an underflowed s gives 1 / 0
             scaled = _flushed(values * factor.view(-1, 1), convention)
-    return pack(round_to_codes(scaled, convention)), stored
+    words = round_to_codes(scaled, convention).view(torch.int16)  # little endian: the even column is the low byte
+    return ((words >> 4) | (words & 0xF)).to(torch.uint8), stored
 
 
 def _block_amax(x: torch.Tensor, convention: Convention) -> torch.Tensor:

@@ -11,7 +11,8 @@ from nvfp4lab.nvfp4.conventions import BLOCK_SIZE, CONVENTIONS, E2M1_MIDPOINTS, 
 from nvfp4lab.records import Evidence, Number, Verdict
 from nvfp4lab.stack import capture, here
 
-_G = 1.0 / 448  # with it a block whose largest magnitude is 6 has scale 448 in real numbers
+_G = 1.0 / 448  # a block whose largest magnitude is 6 then has scale 448; 1 / 448 is no fp32 number, so products round
+_OF_NORMAL = 4.25 / 2688  # as a tensor whose largest magnitude is the bf16 number 4.25 has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +68,9 @@ def _zeros() -> torch.Tensor:
 INPUTS: dict[str, Input] = {
     entry.name: entry
     for entry in (
-        Input("normal", "rounding of the scale product alone", _normal, 1.7e-3),
-        Input("ties", "where 0.25, 0.75, ... 5 go when nothing else rounds", _ties),
+        Input("normal", "everyday values", lambda: _normal(256, 1024), _OF_NORMAL),
+        Input("exact ties", "where 0.25, 0.75, ... 5 go when no product rounds", _ties, 2.0**-6),
+        Input("ties", "the same with a global scale that rounds", _ties),
         Input("scaled ties", "divide or multiply by a reciprocal", _scaled_ties),
         Input("zero blocks", "scale of an all-zero block", _zeros),
         Input("minus zero", "sign of -0.0", lambda: _with((slice(None), slice(0, 64, 2)), -0.0)),

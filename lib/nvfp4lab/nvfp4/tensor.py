@@ -63,8 +63,7 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
     """uint8 [..., K] of codes 0..15 -> uint8 [..., K/2], low nibble the even column. K even. Codes are not range-checked."""
     require_dtype("codes", codes, (torch.uint8,))
     require_layout("codes", codes, 2)
-    words = codes.view(torch.int16)  # little endian: the even column is the low byte
-    return ((words >> 4) | (words & 0xF)).to(torch.uint8)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
 def require_dtype(name: str, tensor: torch.Tensor, allowed: tuple[torch.dtype, ...]) -> None:
