@@ -186,7 +186,10 @@ def test_what_a_build_says_about_the_card(kernel, requested, arch, verdict, kind
 
 def test_evidence_carries_the_machine_code_and_how_to_repeat_it(toolchain):
     toy = module("//pass\n")
-    [row] = compile_evidence.run([Job(toy, toy.units(None)[0], "120a")], Builder(toolchain, {}), Stack(), memory_gib=1)
+    [row] = compile_evidence.run(
+        [Job(toy, toy.units(None)[0], "120a")], Builder(toolchain, {}), Stack(torch="2.14.1"), memory_gib=1
+    )
+    assert (row.stack.cuda, row.stack.torch) == ("cuda_13.0", None)
     assert Evidence.from_json(row.to_json()) == row
     assert (row.stage, row.subject, row.target.cc, row.target.present) == ("compile", "compile:lab.toy:one:sm_120a", "12.0", False)
     assert row.details["tensor_instructions"] == {"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": 2, "HMMA.16816.F32.BF16": 1}

@@ -166,9 +166,15 @@ def _run_job(job: Job, builder: Builder | None, stack: Stack) -> Evidence:
     }
     if build.output_tail:
         details["output_tail"] = build.output_tail
-    return Evidence(
-        "compile", job.subject, job.target, stack, verdict, job.repro, reason, kind, _numbers(job, build), details=details
-    )
+    numbers, built = _numbers(job, build), stack_of(builder, job, stack)
+    return Evidence("compile", job.subject, job.target, built, verdict, job.repro, reason, kind, numbers, details=details)
+
+
+def stack_of(builder: Builder, job: Job, here: Stack) -> Stack:
+    """The stack that a build holds for: the sources that were built and the compiler, whatever is installed here."""
+    source = builder.sources.get(job.module.package)
+    versions = {source.package: source.version} if source else {}
+    return Stack(**versions, cuda=builder.toolchain.release, python=here.python, machine=here.machine, lab_commit=here.lab_commit)
 
 
 def table(rows: Sequence[Evidence]) -> pd.DataFrame:
