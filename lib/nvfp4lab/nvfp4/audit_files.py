@@ -1,0 +1,58 @@
+"""Are all files whole, and is everything in them that the config promises?"""
+
+import collections
+import re
+from collections.abc import Iterator, Mapping
+
+from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, Finding
+from nvfp4lab.nvfp4.checkpoint import Checkpoint, Defect
+from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module
+
+_FIX = {
+    "shard_missing": "download or copy this file again",
+    "shard_truncated": "download or copy this file again; its size is wrong",
+    "header_malformed": "download this file again; if it stays so, export the checkpoint again",
+    "config_malformed": "download this file again",
+    "tensor_missing": "export the checkpoint again; a server leaves what it does not find as it was allocated",
+    "tensor_duplicated": "export the checkpoint again, or remove the stale shard; which copy wins depends on the load order",
+}
+_EXPERT_COUNT_NAMES = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
+def findings(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[Finding]:
+    """Defects of the files; where every header could be read, also layers and experts that are not there."""
+    for defect in checkpoint.defects:
+        file = checkpoint.tensors[defect.name].file.name if defect.name in checkpoint.tensors else defect.name
+        yield _finding(defect, file)
+    if not checkpoint.is_partial:
+        known = {defect.name for defect in checkpoint.defects}
+        yield from (_finding(defect, "") for defect in _absent(checkpoint, modules) if defect.name not in known)
+
+
+def _finding(defect: Defect, where: str) -> Finding:
+    return Finding(defect.kind, defect.name, defect.what, where, EVERY_BACKEND, _FIX[defect.kind])
+
+
+def _absent(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[Defect]:
+    declared = checkpoint.text_config.get("num_hidden_layers")
+    present = {int(found[1]) for path in checkpoint.tensors if (found := re.search(r"(?:^|\.)layers\.(\d+)\.", path))}
+    for layer in sorted(set(range(declared or 0)) - present):
+        what = f"config.json declares {declared} layers, and nothing of this one is stored"
+        yield Defect("tensor_missing", f"layers.{layer}", what)
+    yield from _absent_experts(checkpoint, modules)
+    for module in modules.values():
+        if module.is_fp4 and "weight" not in module.tensors:
+            yield Defect("tensor_missing", f"{module.path}.weight", "its scales are stored, the weight is not")
+
+
+def _absent_experts(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[Defect]:
+    declared = next((checkpoint.text_config[name] for name in _EXPERT_COUNT_NAMES if checkpoint.text_config.get(name)), None)
+    leaves: dict[str, dict[int, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
+    for module in modules.values():
+        if module.expert is not None and module.kind is not LayerKind.VISION:
+            leaves[module.block][module.expert].add(module.leaf)
+    for block, experts in leaves.items():
+        whole = set().union(*experts.values())
+        for expert in range(max(declared or 0, max(experts) + 1)):
+            for leaf in sorted(whole - experts.get(expert, set())):
+                yield Defect("tensor_missing", f"{block}.{expert}.{leaf}", "other experts of this layer have it")

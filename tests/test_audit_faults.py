@@ -1,0 +1,251 @@
+"""Every kind of planted fault is found where it was planted, alone; clean checkpoints of every naming give nothing."""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from audit_synthesis import EXPERTS, FAMILIES, INTER, LAYERS, Synthetic, write_safetensors
+from nvfp4lab.nvfp4.audit import audit
+from safetensors import safe_open
+
+MOE = "model.layers.1.mlp.experts"
+DENSE = "model.layers.1.mlp"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plant:
+    """A fault: in which family, what finding it must give, and how it is planted in memory (or, `on_disk`, in the files)."""
+
+    kind: str
+    family: str
+    tensor: str
+    change: Callable[[Synthetic], None] = lambda model: None
+    on_disk: Callable[[Path], None] = lambda directory: None
+    tp: int | None = None
+    ep: int | None = None
+
+
+def scalar(name: str, value: float) -> Callable[[Synthetic], None]:
+    return lambda model: model.scalar(name, value)
+
+
+def drop(*names: str) -> Callable[[Synthetic], None]:
+    def change(model: Synthetic) -> None:
+        for name in names:
+            del model.tensors[name]
+
+    return change
+
+
+def byte(name: str, index: int, value: int) -> Callable[[Synthetic], None]:
+    def change(model: Synthetic) -> None:
+        dtype, shape, raw = model.tensors[name]
+        model.tensors[name] = (dtype, shape, raw[:index] + bytes([value]) + raw[index + 1 :])
+
+    return change
+
+
+def retyped(name: str, dtype: str, shape: tuple[int, ...]) -> Callable[[Synthetic], None]:
+    def change(model: Synthetic) -> None:
+        size = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1}[dtype]
+        count = 1
+        for side in shape:
+            count *= side
+        model.tensors[name] = (dtype, shape, b"\x3f" * (count * size))
+
+    return change
+
+
+def ignoring(*changes: str) -> Callable[[Synthetic], None]:
+    """ "+name" adds an entry, "-name" removes one."""
+
+    def change(model: Synthetic) -> None:
+        for entry in changes:
+            (model.ignore.append if entry[0] == "+" else model.ignore.remove)(entry[1:])
+
+    return change
+
+
+def quantised(path: str, n: int, k: int, ignore: str | None = None) -> Callable[[Synthetic], None]:
+    def change(model: Synthetic) -> None:
+        model.fp4(path, n, k)
+        if ignore:
+            model.ignore.remove(ignore)
+
+    return change
+
+
+def unquantised(path: str, n: int, k: int) -> Callable[[Synthetic], None]:
+    def change(model: Synthetic) -> None:
+        drop(*(f"{path}.{leaf}" for leaf in ("weight", "weight_scale", "weight_scale_2", "input_scale")))(model)
+        model.bf16(path, n, k)
+
+    return change
+
+
+def both(*changes: Callable[[Synthetic], None]) -> Callable[[Synthetic], None]:
+    def change(model: Synthetic) -> None:
+        for one in changes:
+            one(model)
+
+    return change
+
+
+def cut(directory: Path) -> None:
+    path = sorted(directory.glob("*.safetensors"))[0]
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def remove_shard(directory: Path) -> None:
+    sorted(directory.glob("*.safetensors"))[0].unlink()
+
+
+def rewrite_header(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def on_disk(directory: Path) -> None:
+        path = sorted(directory.glob("*.safetensors"))[0]
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = change(raw[8 : 8 + length])
+        path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
+
+    return on_disk
+
+
+def unlist(directory: Path) -> None:
+    """The tensor leaves its shard, the index goes on naming it."""
+    name = "model.norm.weight"
+    shard = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"][name]
+    with safe_open(directory / shard, "pt") as file:
+        keys = list(file.keys())
+    raw = (directory / shard).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    kept = {
+        key: (header[key]["dtype"], tuple(header[key]["shape"]), data[slice(*header[key]["data_offsets"])])
+        for key in keys
+        if key != name
+    }
+    write_safetensors(directory / shard, kept)
+
+
+def edit_hf_quant(directory: Path) -> None:
+    path = directory / "hf_quant_config.json"
+    path.write_text(path.read_text().replace('"lm_head"', '"lm_head", "*o_proj"'))
+
+
+def break_hf_quant(directory: Path) -> None:
+    (directory / "hf_quant_config.json").write_text("{")
+
+
+def group_size(directory: Path) -> None:
+    path = directory / "config.json"
+    path.write_text(path.read_text().replace('"group_size": 16', '"group_size": 32'))
+
+
+def undeclared(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    del config["quantization_config"]
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "hf_quant_config.json").unlink()
+
+
+E0, E2 = f"{MOE}.0", f"{MOE}.2"
+Q = "model.layers.1.self_attn.q_proj"
+PLANTS = [
+    Plant("global_scale_mismatch", "qwen3_moe", f"{E2}.up_proj.weight_scale_2", scalar(f"{E2}.up_proj.weight_scale_2", 0.0101)),
+    Plant("global_scale_mismatch", "mixtral", "model.layers.0.block_sparse_moe.experts.1.w3.weight_scale_2",
+          scalar("model.layers.0.block_sparse_moe.experts.1.w3.weight_scale_2", 0.02)),
+    Plant("global_scale_mismatch", "llama", "model.layers.1.self_attn.v_proj.weight_scale_2", scalar(f"{Q}.weight_scale_2", 0.5)),
+    Plant("global_scale_mismatch", "deepseek", "model.layers.1.mlp.shared_experts.up_proj.weight_scale_2",
+          scalar("model.layers.1.mlp.shared_experts.gate_proj.weight_scale_2", 0.5)),
+    Plant("input_scale_missing", "llama", f"{DENSE}.down_proj.input_scale", drop(f"{DENSE}.down_proj.input_scale")),
+    Plant("input_scale_zero", "llama", f"{DENSE}.down_proj.input_scale", scalar(f"{DENSE}.down_proj.input_scale", 0.0)),
+    Plant("input_scale_zero", "qwen3_moe", f"{E2}.down_proj.input_scale", scalar(f"{E2}.down_proj.input_scale", -1.0)),
+    Plant("input_scale_nonfinite", "llama", f"{Q}.input_scale", scalar(f"{Q}.input_scale", float("nan"))),
+    Plant("input_scale_nonfinite", "qwen3_moe", f"{E0}.gate_proj.input_scale", scalar(f"{E0}.gate_proj.input_scale", float("inf"))),
+    Plant("global_scale_missing", "llama", f"{DENSE}.down_proj.weight_scale_2", drop(f"{DENSE}.down_proj.weight_scale_2")),
+    Plant("global_scale_zero", "llama", f"{DENSE}.up_proj.weight_scale_2", scalar(f"{DENSE}.up_proj.weight_scale_2", 0.0)),
+    Plant("global_scale_nonfinite", "qwen3_moe", f"{E2}.up_proj.weight_scale_2",
+          scalar(f"{E2}.up_proj.weight_scale_2", float("nan"))),
+    Plant("block_scale_missing", "llama", f"{DENSE}.down_proj.weight_scale", drop(f"{DENSE}.down_proj.weight_scale")),
+    Plant("block_scale_zero", "llama", f"{Q}.weight_scale", byte(f"{Q}.weight_scale", 700, 0x00)),
+    Plant("block_scale_zero", "qwen3_5", "model.language_model.layers.2.mlp.experts.3.down_proj.weight_scale",
+          byte("model.language_model.layers.2.mlp.experts.3.down_proj.weight_scale", 0, 0x80)),
+    Plant("block_scale_nan", "llama", f"{Q}.weight_scale", byte(f"{Q}.weight_scale", 1023, 0x7F)),
+    Plant("block_scale_nan", "llama", f"{Q}.weight_scale", byte(f"{Q}.weight_scale", 5, 0xFF)),
+    Plant("block_scale_negative", "llama", f"{Q}.weight_scale", byte(f"{Q}.weight_scale", 5, 0xB8)),
+    Plant("expert_uncalibrated", "qwen3_moe", f"{E2}.up_proj.input_scale", drop(f"{E2}.up_proj.input_scale")),
+    Plant("expert_uncalibrated", "qwen3_moe", f"{E2}.up_proj.input_scale", scalar(f"{E2}.up_proj.input_scale", 1.0)),
+    Plant("expert_uncalibrated", "qwen3_moe", f"{E2}.up_proj.input_scale", scalar(f"{E2}.up_proj.input_scale", 1e-9)),
+    Plant("ignore_mismatch", "qwen3_5", "model.language_model.layers.1.self_attn.q_proj.weight",
+          ignoring("-model.language_model.layers.1.self_attn*", "+model.language_model.layers.1.self_attn.o_proj")),
+    Plant("ignore_mismatch", "llama", f"{Q}.weight", ignoring(f"+{Q}")),
+    Plant("ignore_mismatch", "llama", f"{DENSE}.down_proj.weight", ignoring(f"+{DENSE}.down_proj")),
+    Plant("ignore_mismatch", "llama", "model.layers.1.self_attn.o_proj.weight", ignoring("+model.layers.1.self_attn.o*")),
+    Plant("ignore_mismatch", "qwen3_moe", f"{E0}.down_proj.weight", ignoring("+model.layers.1.mlp.experts*")),
+    Plant("ignore_unmatched", "llama", "model.layers.1.self_attn.wqkv", ignoring("+model.layers.1.self_attn.wqkv")),
+    Plant("fused_mixed", "llama", f"{Q}.weight", unquantised(Q, 128, 128)),
+    Plant("mtp_mismatch", "qwen3_5", "mtp.layers.0.mlp.experts.0.down_proj.weight",
+          ignoring("-mtp*", "+mtp.layers.0.self_attn*", "+mtp.layers.0.mlp.shared_expert*")),
+    Plant("mtp_mismatch", "deepseek", "model.layers.3.eh_proj.weight", quantised("model.layers.3.eh_proj", 128, 256)),
+    Plant("lm_head_quantised", "llama", "lm_head.weight", quantised("lm_head", 256, 128)),
+    Plant("lm_head_quantised", "llama", "lm_head.weight", quantised("lm_head", 256, 128, ignore="lm_head")),
+    Plant("router_quantised", "qwen3_moe", f"{DENSE}.gate.weight", quantised(f"{DENSE}.gate", EXPERTS, 128)),
+    Plant("wrong_dtype", "llama", f"{Q}.weight_scale", retyped(f"{Q}.weight_scale", "F8_E5M2", (128, 8))),
+    Plant("wrong_dtype", "qwen3_moe", f"{E0}.up_proj.input_scale", retyped(f"{E0}.up_proj.input_scale", "BF16", ())),
+    Plant("wrong_shape", "llama", f"{Q}.weight_scale", retyped(f"{Q}.weight_scale", "F8_E4M3", (128, 4))),
+    Plant("wrong_shape", "llama", f"{Q}.input_scale", retyped(f"{Q}.input_scale", "F32", (3,))),
+    Plant("wrong_shape", "qwen3_moe", f"{E0}.down_proj.weight",
+          both(retyped(f"{E0}.down_proj.weight", "U8", (64, 32)), retyped(f"{E0}.down_proj.weight_scale", "F8_E4M3", (64, 4)))),
+    Plant("tp_alignment", "llama", "model.layers.0.mlp.down_proj.weight", tp=2),
+    Plant("ep_alignment", "qwen3_5", "model.language_model.layers.0.mlp.experts", ep=3),
+    Plant("w13_order", "qwen3_moe", "inference_moe_w13_interleaved",
+          lambda model: model.config.update(inference_moe_w13_interleaved=True)),
+    Plant("kv_scale_missing", "llama", "model.layers.1.self_attn",
+          drop("model.layers.1.self_attn.k_proj.k_scale", "model.layers.1.self_attn.v_proj.v_scale")),
+    Plant("tensor_missing", "qwen3_moe", f"{E2}.up_proj",
+          drop(*(f"{E2}.up_proj.{leaf}" for leaf in ("weight", "weight_scale", "weight_scale_2", "input_scale")))),
+    Plant("tensor_missing", "llama", f"{DENSE}.up_proj.weight", drop(f"{DENSE}.up_proj.weight")),
+    Plant("tensor_missing", "llama", "layers.3", lambda model: model.config.update(num_hidden_layers=LAYERS + 1)),
+    Plant("tensor_missing", "llama", "model.norm.weight", on_disk=unlist),
+    Plant("shard_missing", "llama", "model-00001-of-00002.safetensors", on_disk=remove_shard),
+    Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors", on_disk=cut),
+    Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors", 
+          on_disk=lambda directory: (directory / "model-00001-of-00002.safetensors").write_bytes(b"\xff" * 40)),
+    Plant("header_malformed", "llama", "model-00001-of-00002.safetensors", on_disk=rewrite_header(lambda raw: b"[" * len(raw))),
+    Plant("config_malformed", "llama", "hf_quant_config.json", on_disk=break_hf_quant),
+    Plant("config_disagrees", "llama", "ignore", on_disk=edit_hf_quant),
+    Plant("config_invalid", "phi", "group_size", on_disk=group_size),
+    Plant("quantisation_undeclared", "mixtral", "model.layers.0.block_sparse_moe.experts.0.w1", on_disk=undeclared),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.kind}-{plant.tensor.rsplit('.', 2)[-2:]}")
+def test_planted_fault_is_found_where_it_is_and_nothing_else(plant: Plant, tmp_path: Path) -> None:
+    model = FAMILIES[plant.family]()
+    plant.change(model)
+    directory = model.write(tmp_path)
+    plant.on_disk(directory)
+    found = audit(directory, tp=plant.tp, ep=plant.ep).findings
+    assert [(finding.kind, finding.tensor) for finding in found] == [(plant.kind, plant.tensor)], "\n".join(map(str, found))
+    assert found[0].hurts and found[0].fix and found[0].what
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_clean_checkpoints_give_nothing(family: str, shards: int, tmp_path: Path) -> None:
+    directory = FAMILIES[family]().write(tmp_path, shards)
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:  # the synthesis itself is valid safetensors
+            assert list(file.keys())
+    assert audit(directory).findings == ()
+    assert audit(directory, tp=1, ep=1).findings == ()
+
+
+def test_struct_of_synthesis_is_what_the_format_says() -> None:
+    dtype, shape, raw = FAMILIES["llama"]().tensors["model.layers.0.mlp.gate_proj.weight_scale_2"]
+    assert (dtype, shape, struct.unpack("<f", raw)[0]) == ("F32", (), pytest.approx(0.01))
+    assert INTER % 64 == 0
