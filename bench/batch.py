@@ -19,11 +19,10 @@ from nbformat.v4 import new_code_cell, new_notebook
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])
 
-from toy_pieces import toy
-
 from nvfp4lab.batch import run as coordinator
 from nvfp4lab.batch.executors import create
 from nvfp4lab.batch.plan import Plan
+from toy_pieces import toy
 
 PIECES, PIECE_S, WORKERS, ROUNDS = 1000, 0.05, 2, 3
 

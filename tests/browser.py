@@ -7,7 +7,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    " --disable-component-update --disable-sync"
+)
 
 
 @dataclasses.dataclass(frozen=True)

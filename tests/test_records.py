@@ -2,7 +2,7 @@
 
 import json
 import multiprocessing
-import os
+from pathlib import Path
 
 import pytest
 from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
@@ -88,7 +88,7 @@ def test_secrets_do_not_reach_the_ledger(tmp_path):
 
 
 def test_a_full_disk_is_an_error_not_a_lost_record(tmp_path):
-    if not os.path.exists("/dev/full"):
+    if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     (tmp_path / "ledger.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"[Nn]o space"):

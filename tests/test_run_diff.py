@@ -37,7 +37,8 @@ def test_verdicts_numbers_and_versions():
 
 def test_the_command(tmp_path, capsys):
     for name, verdict in (("a", Verdict.OK), ("b", Verdict.OOM)):
-        Ledger(tmp_path / name / "ledger.jsonl").append(evidence("moe:x", verdict=verdict, reason="" if verdict is Verdict.OK else "no memory"))
+        reason = "" if verdict is Verdict.OK else "no memory"
+        Ledger(tmp_path / name / "ledger.jsonl").append(evidence("moe:x", verdict=verdict, reason=reason))
     assert cli.main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "ok -> oom: no memory" in capsys.readouterr().out
     assert cli.main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0

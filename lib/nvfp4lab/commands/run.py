@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
         summary = coordinator.run(planned, run_dir.resolve(), engine, retry_failed=args.retry == "failed")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise LabError(f"cannot write to {run_dir}: {error.strerror}; what was written is kept, free space and --resume", 3) from error
+            raise LabError(
+                f"cannot write to {run_dir}: {error.strerror}; what was written is kept, free space and --resume", 3
+            ) from error
         raise
     _print_summary(summary, run_dir, args)
     return int(summary.exit_code)

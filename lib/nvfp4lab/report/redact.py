@@ -111,7 +111,7 @@ def _redact_text(text: str, suffix: str) -> str:
 
 
 def _redact_item(key: Any, item: Any) -> Any:
-    secret = isinstance(item, str) and item and isinstance(key, str) and _ENVIRONMENT_NAME.search(key)
+    secret = isinstance(item, str) and item and isinstance(key, str) and _names_a_secret(key)
     return MARK if secret else redact_data(item)
 
 
@@ -122,7 +122,12 @@ def _keep_name(match: re.Match) -> str:
 
 def _environment_secrets() -> tuple[str, ...]:
     """Values of this process's secret-like environment variables, longest first."""
-    return _long_enough(tuple(value for name, value in os.environ.items() if _ENVIRONMENT_NAME.search(name)))
+    return _long_enough(tuple(value for name, value in os.environ.items() if _names_a_secret(name)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_a_secret(name: str) -> bool:
+    return _ENVIRONMENT_NAME.search(name) is not None
 
 
 @functools.lru_cache(maxsize=8)
