@@ -18,11 +18,14 @@ from nvfp4lab.source.facts import Place
 from nvfp4lab.source.module import Definition, Module
 from nvfp4lab.source.package import Package
 
+_DEFINED = re.compile(rb"^(?:class|def|async def) (\w+)", re.M)
+
 
 class Index:
     """Members of one package, parsed on demand.
 
-    unparsable: {member: reason}. lines_parsed, files_parsed: the cost so far. seconds_parsing: of which `ast` took.
+    unparsable: {member: reason}. files_read: members unpacked and searched; lines_parsed, files_parsed: what was parsed of
+    them so far. seconds_parsing: how long `ast` took for it.
     """
 
     def __init__(self, package: Package):
@@ -30,28 +33,22 @@ class Index:
         self.unparsable: dict[str, str] = {}
         self.lines_parsed = 0
         self.seconds_parsing = 0.0
-        self._bytes = {name: package.tree.read(name) for name in package.source_members()}
+        members = package.source_members()
+        self.files_read = len(members)
+        self._bytes = {name: data for name in members if package.matters(data := package.tree.read(name))}
         self._modules: dict[str, Module | None] = {}
         self._calls: dict[int, list[ast.Call]] = {}  # by id: the modules keep their nodes alive
-        self._mentions: dict[bytes, frozenset[str]] = {}
-
-    @property
-    def files_read(self) -> int:
-        """How many members were unpacked and searched."""
-        return len(self._bytes)
+        self._mentions: dict[bytes, list[str]] = {}
 
     @property
     def files_parsed(self) -> int:
         return sum(module is not None for module in self._modules.values())
 
-    def mentioning(self, *words: bytes) -> list[str]:
-        """Members whose bytes contain every word."""
-        return sorted(functools.reduce(frozenset.__and__, (self._members_with(word) for word in words)))
-
-    def _members_with(self, word: bytes) -> frozenset[str]:
-        if word not in self._mentions:
-            self._mentions[word] = frozenset(name for name, data in self._bytes.items() if word in data)
-        return self._mentions[word]
+    def mentioning(self, first: bytes, *others: bytes) -> list[str]:
+        """Members whose bytes contain every word. Name the rarest first: only what has it is searched for the others."""
+        if first not in self._mentions:
+            self._mentions[first] = sorted(name for name, data in self._bytes.items() if first in data)
+        return [name for name in self._mentions[first] if all(word in self._bytes[name] for word in others)]
 
     def search(self, pattern: bytes) -> list[str]:
         """Members in whose bytes the regular expression is found (multi-line mode)."""
@@ -71,7 +68,7 @@ class Index:
         started = time.perf_counter()
         data = self._bytes[member]
         try:
-            with _no_garbage_collection(), warnings.catch_warnings():
+            with no_garbage_collection(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # SyntaxWarning of the target's string escapes is not our user's business
                 tree = ast.parse(data)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -91,20 +88,26 @@ class Index:
         path = dotted.replace(".", "/")
         return self.module(f"{path}.py") or self.module(f"{path}/__init__.py")
 
+    @functools.cached_property
+    def _homes(self) -> dict[bytes, list[str]]:
+        """Members by the names that they define at the start of a line."""
+        found: dict[bytes, list[str]] = {}
+        for member, data in self._bytes.items():
+            for name in _DEFINED.findall(data):
+                found.setdefault(name, []).append(member)
+        return found
+
     def classes(self, name: str) -> list[Definition]:
         """All top-level classes of that name in the package."""
-        return self._definitions(rb"^class %s\b" % re.escape(name.encode()), name)
+        return [found for found in self._definitions(name) if isinstance(found.node, ast.ClassDef)]
 
     def functions(self, name: str) -> list[Definition]:
         """All top-level functions of that name in the package."""
-        return self._definitions(rb"^(async )?def %s\b" % re.escape(name.encode()), name)
+        return [found for found in self._definitions(name) if not isinstance(found.node, ast.ClassDef)]
 
-    def _definitions(self, pattern: bytes, name: str) -> list[Definition]:
-        found = []
-        for member in self.mentioning(name.encode()):
-            if re.search(pattern, self._bytes[member], re.M) and (module := self.module(member)) and name in module.definitions:
-                found.append(module.definitions[name])
-        return found
+    def _definitions(self, name: str) -> list[Definition]:
+        modules = [self.module(member) for member in dict.fromkeys(self._homes.get(name.encode(), ()))]
+        return [module.definitions[name] for module in modules if module is not None and name in module.definitions]
 
     def resolve(self, dotted: str, hops: int = 6) -> Definition | None:
         """The class or function that a dotted name denotes, following re-exports through at most `hops` modules."""
@@ -133,8 +136,8 @@ class Index:
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Parsing makes millions of live nodes; scanning them again and again doubles its time and frees nothing."""
+def no_garbage_collection() -> Iterator[None]:
+    """A reading keeps millions of nodes alive; scanning them again and again doubles its time and frees nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -22,6 +22,7 @@ class Layout:
     distribution: name on PyPI. import_name: top folder. parents: where that folder lies inside a checkout.
     landmark: start of a member name without which the tree is something else. skipped: starts of member names that the
     question is not about; SGLang's diffusion server and tests define classes of the same names as its LLM server.
+    words: a source member with none of them has nothing to say; empty where every member is looked at.
     """
 
     distribution: str
@@ -29,10 +30,24 @@ class Layout:
     parents: tuple[str, ...]
     landmark: str
     skipped: tuple[str, ...] = ()
+    words: tuple[bytes, ...] = ()
 
+
+_SGLANG_WORDS = (
+    b"moe",
+    b"MoE",
+    b"Moe",
+    b"fp4",
+    b"FP4",
+    b"Fp4",
+    b"device_capability",
+    b"get_min_capability",
+    b"sgl_kernel import",
+    b"amx",
+)
 
 LAYOUTS = {
-    "sglang": Layout("sglang", "sglang", (".", "python"), "sglang/srt/", ("sglang/multimodal_gen/", "sglang/test/")),
+    "sglang": Layout("sglang", "sglang", (".", "python"), "sglang/srt/", ("sglang/multimodal_gen/", "sglang/test/"), _SGLANG_WORDS),
     "flashinfer": Layout("flashinfer-python", "flashinfer", (".",), "flashinfer/__init__.py"),
 }
 
@@ -54,6 +69,11 @@ class Package:
         """Python members that the lab's questions are about."""
         skipped = LAYOUTS[self.name].skipped
         return [name for name in self.tree.names() if name.endswith(".py") and not name.startswith(skipped)]
+
+    def matters(self, data: bytes) -> bool:
+        """Whether a source member says anything about the lab's subjects, by its bytes."""
+        words = LAYOUTS[self.name].words
+        return not words or any(word in data for word in words)
 
     def metadata_member(self) -> str | None:
         """Member that holds the requirements: the wheel's METADATA, or pyproject.toml of a checkout."""

@@ -3,14 +3,12 @@
 `read(package)` reads; `read_cached(package)` keeps the answer by the hash of the package's content and of these readers.
 """
 
-import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Iterator
 
 from nvfp4lab.source import sglang
 from nvfp4lab.source.facts import Fact
-from nvfp4lab.source.index import Index
+from nvfp4lab.source.index import Index, no_garbage_collection
 from nvfp4lab.source.package import Package
 from nvfp4lab.source.sglang.reading import Reading
 
@@ -23,8 +21,6 @@ def readers():
 
 
 def read(package: Package) -> list[Fact]:
-    reading = Reading(Index(package))
-    facts: list[Fact] = []
-    for module in readers():
-        facts.extend(module.read(reading))
-    return facts
+    with no_garbage_collection():
+        reading = Reading(Index(package))
+        return [fact for module in readers() for fact in module.read(reading)]

@@ -1,16 +1,17 @@
 """SGLang on a CPU: what switches it on, what blocks it, and which attention backend it falls back to."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from nvfp4lab.source.facts import Fact
-from nvfp4lab.source.module import Module, statements
 from nvfp4lab.source.sglang import rules
 from nvfp4lab.source.sglang.reading import Reading, chain, spot
 from nvfp4lab.source.values import Scenario
 
-# Imported before a model is loaded, in this order of the server's start: kernels first, then the memory pool.
 _KERNEL_PACKAGE = "sgl_kernel"
+# `if is_cpu():` or `if _is_cpu:` at module level with its indented lines
+_CPU_BLOCK = r"^if _?is_cpu(?:\(\))?:\n(?:[ \t]+[^\n]*\n|[ \t]*\n|\)\n)+"
 
 
 def read(reading: Reading) -> Iterator[Fact]:
@@ -31,30 +32,38 @@ def _enabled_by(reading: Reading) -> Iterator[Fact]:
 
 
 def _blockers(reading: Reading) -> Iterator[Fact]:
-    """Imports of the kernel package at module level under `if is_cpu()`: they fail where the package does not load."""
-    found = [
-        (module, node) for module in reading.index.modules(b"is_cpu", b"from sgl_kernel import") for node in _cpu_imports(module)
-    ]
-    for module, node in found:
-        names = ", ".join(alias.name for alias in node.names)
-        text = f"unconditional `from {_KERNEL_PACKAGE} import {names}` when is_cpu()"
-        at = (module.member, node.lineno)
-        for predicate in ("blocker", "blocker_first"):
-            yield reading.fact("cpu", predicate, text, at, also=[(module.member, alias.lineno) for alias in node.names])
+    """Imports of the kernel package at module level under `if is_cpu()`: they fail where the package does not load.
+
+    Only the `if` block is parsed: the modules are large and nothing else of them is asked.
+    """
+    for member in reading.index.search(_CPU_BLOCK.encode()):
+        text = reading.index.text(member)
+        for block in re.finditer(_CPU_BLOCK, text, re.M):
+            first_line = text.count("\n", 0, block.start()) + 1
+            for node in _kernel_imports(block[0]):
+                names = ", ".join(alias.name for alias in node.names)
+                words = f"unconditional `from {_KERNEL_PACKAGE} import {names}` when is_cpu()"
+                at = (member, first_line + node.lineno - 1)
+                also = [(member, first_line + alias.lineno - 1) for alias in node.names]
+                for predicate in ("blocker", "blocker_first"):
+                    yield reading.fact("cpu", predicate, words, at, also=also)
 
 
-def _cpu_imports(module: Module) -> Iterator[ast.ImportFrom]:
-    for branch in (node for node in statements(module.tree.body) if isinstance(node, ast.If)):
-        words = ast.unparse(branch.test)
-        if "is_cpu" not in words or "not " in words:
-            continue
-        yield from (node for node in branch.body if isinstance(node, ast.ImportFrom) and node.module == _KERNEL_PACKAGE)
+def _kernel_imports(block: str) -> Iterator[ast.ImportFrom]:
+    """Imports directly under the `if`; those in a `try` may fail softly and do not block."""
+    try:
+        tree = ast.parse(block)
+    except SyntaxError:
+        return
+    for branch in tree.body:
+        body = branch.body if isinstance(branch, ast.If) else []
+        yield from (node for node in body if isinstance(node, ast.ImportFrom) and node.module == _KERNEL_PACKAGE)
 
 
 def _attention_fallback(reading: Reading) -> Iterator[Fact]:
     """Rules that write `attention_backend` when the CPU lacks AMX."""
-    for definition in rules.functions(reading, "attention_backend"):
-        if "cpu_has_amx_support" not in ast.unparse(definition.node) and "has_amx" not in ast.unparse(definition.node):
+    for definition in rules.functions(reading, "attention_backend", word=b"amx"):
+        if "amx" not in ast.unparse(definition.node):
             continue
         for event in reading.flow(definition, Scenario()).events:
             if "amx" not in " ".join(guard.text for guard in event.guards if guard.holds):

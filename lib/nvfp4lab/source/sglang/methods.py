@@ -55,7 +55,7 @@ def _classes_named_in(reading: Reading, getter: Definition) -> list[Definition]:
     """Classes that a `get_quant_method` names, the alternatives of conditional expressions last to first."""
     found = []
     for node in ast.walk(getter.node):
-        if isinstance(node, ast.Name) and node.id[:1].isupper():
+        if isinstance(node, ast.Name) and re.search(r"Method$", node.id):
             definition = getter.module.definitions.get(node.id)
             if definition is None:
                 targets = sorted(getter.imports.get(node.id, ()))

@@ -1,5 +1,6 @@
 """Fused MoE of NVFP4: how each runner backend is wired, the kernel it ends in, and where it can only raise."""
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,7 @@ def read(reading: Reading) -> Iterator[Fact]:
         yield from _any_backend(reading, method)
 
 
+@functools.lru_cache(maxsize=512)
 def paths(reading: Reading, method: QuantMethod, backend: str, a2a: str) -> list[tuple[list[capability.Capability], MoePath]]:
     """Paths of one backend, with the capabilities that take each."""
     format_ = topk_format(reading, backend)
@@ -43,7 +45,13 @@ def paths(reading: Reading, method: QuantMethod, backend: str, a2a: str) -> list
     return [(ccs, moe_path.finish(reading, method, *begun[key])) for key, ccs in groups.items()]
 
 
-def _a2as(reading: Reading, method: QuantMethod, backend: str) -> list[str]:
+def is_reached(reading: Reading, method: QuantMethod, backend: str) -> bool:
+    """Whether any capability and a2a backend leads past construction for this runner backend."""
+    return any(path.failure is None for a2a in a2as(reading, method, backend) for _, path in paths(reading, method, backend, a2a))
+
+
+def a2as(reading: Reading, method: QuantMethod, backend: str) -> list[str]:
+    """All-to-all backends that can matter to a runner: none, those it is registered for, and DeepEP's own entry."""
     keys = [key.a2a for key in registry.fused_functions(reading) if key.runner == backend]
     known = reading.vocabulary.enums["moe_a2a"].members.values() if "moe_a2a" in reading.vocabulary.enums else keys
     extra = ["deepep"] if "apply_without_routing_weights" in method.moe.methods else []
@@ -51,7 +59,7 @@ def _a2as(reading: Reading, method: QuantMethod, backend: str) -> list[str]:
 
 
 def _backend(reading: Reading, method: QuantMethod, backend: str) -> Iterator[Fact]:
-    taken = {a2a: paths(reading, method, backend, a2a) for a2a in _a2as(reading, method, backend)}
+    taken = {a2a: paths(reading, method, backend, a2a) for a2a in a2as(reading, method, backend)}
     if backend == "auto":
         yield from _auto(reading, method, taken["none"])
         return

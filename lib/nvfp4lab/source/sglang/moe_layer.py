@@ -145,7 +145,10 @@ def _enabling_properties(reading: Reading, layer: Definition) -> Iterator[Fact]:
 
 def _dispatchers(reading: Reading) -> Iterator[Fact]:
     """Branches of token dispatchers that look at the runner backend, such as the FP4 all-gather."""
-    for module in reading.index.modules(b"Dispatcher", b"moe"):
+    members = reading.index.search(rb"^class \w*Dispatcher\w*\b")
+    words = (b"get_moe_runner_backend()", b"should_use_flashinfer_cutlass_moe_fp4_allgather")
+    mentioned = {member for word in words for member in reading.index.mentioning(word)}
+    for module in (module for member in members if member in mentioned and (module := reading.index.module(member))):
         for definition in module.functions():
             owner = definition.scope.split(".")[0]
             if not owner.endswith("Dispatcher") and "Dispatcher" not in owner:

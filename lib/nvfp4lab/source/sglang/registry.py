@@ -31,7 +31,7 @@ class FusedFunction:
 def fused_functions(reading: Reading) -> tuple[FusedFunction, ...]:
     """Every key of the package, stacked decorators included."""
     found = []
-    for module in reading.index.modules(_DECORATOR.encode()):
+    for module in reading.index.modules(b"@" + _DECORATOR.encode()):
         for definition in module.functions():
             for mark in definition.node.decorator_list:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func).rsplit(".", 1)[-1] == _DECORATOR:

@@ -19,10 +19,10 @@ _PARAMETERS = {"server_args", "view", "cfg", "args"}
 _ARCH_WORDS = ("model_arch", "architectures", "architecture")
 
 
-def functions(reading: Reading, *fields: str) -> list[Definition]:
-    """Rule functions that name every field (as an attribute, dict key or keyword)."""
+def functions(reading: Reading, *fields: str, word: bytes = b"erver_args") -> list[Definition]:
+    """Rule functions that name every field (as an attribute, dict key or keyword), in modules that mention `word`."""
     found = []
-    for module in reading.index.modules(*(field.encode() for field in fields), b"erver_args"):
+    for module in reading.index.modules(word, *(field.encode() for field in fields), b"erver_args"):
         rules = (definition for definition in module.functions() if _is_rule(definition))
         found += [definition for definition in rules if all(names_field(definition, field) for field in fields)]
     return found

@@ -1,6 +1,7 @@
 """Weight preparation: what happens to NVFP4 weights after loading, for each backend, and what it requires."""
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ from nvfp4lab.source.capability import Capability
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.module import Definition, FunctionNode
+from nvfp4lab.source.sglang import moe
 from nvfp4lab.source.sglang.methods import QuantMethod, methods_by_name
 from nvfp4lab.source.sglang.reading import Reading, Spot, chain, spot
 from nvfp4lab.source.sglang.vocabulary import ENUMS
@@ -35,13 +37,25 @@ def _for_backends(
     if enum is None or prepare is None:
         return
     prefix = "fp4_gemm" if enum_subject == "fp4_gemm" else "moe"
-    for backend in enum.members.values():
-        if backend == "auto":
-            continue
+    required: dict[Spot, list[Fact]] = {}
+    backends = [backend for backend in enum.members.values() if backend != "auto"]
+    if prefix == "moe":
+        backends = [backend for backend in backends if moe.is_reached(reading, method, backend)]
+    for backend in backends:
         subject = f"{prefix}:{backend}:{method.name}"
         flows = {a2a: _prepared(reading, owner, prepare, ENUMS[enum_subject][1], backend, a2a) for a2a in a2as}
         yield from _steps(reading, subject, flows)
-        yield from _requirements(reading, owner, subject, flows["none"])
+        for fact in _requirements(reading, subject, flows["none"]):
+            required.setdefault((fact.file, fact.line), []).append(fact)
+    for facts in required.values():
+        yield from _shared(facts, f"{prefix}:*:{method.name}", len(backends))
+
+
+def _shared(facts: list[Fact], subject: str, backends: int) -> list[Fact]:
+    """What every backend is required is said once for all of them."""
+    if len({fact.subject for fact in facts}) < backends:
+        return facts
+    return [dataclasses.replace(fact, subject=subject) for fact in facts if fact.subject == facts[0].subject]
 
 
 def _prepared(reading: Reading, owner: Definition, prepare: Definition, field: str, backend: str, a2a: str) -> Flow:
@@ -102,7 +116,7 @@ def _loading_order(prepare: Definition, subject: str) -> Iterator[Spot]:
             yield prepare.file, node.lineno
 
 
-def _requirements(reading: Reading, owner: Definition, subject: str, flow: Flow) -> Iterator[Fact]:
+def _requirements(reading: Reading, subject: str, flow: Flow) -> Iterator[Fact]:
     """What preparation raises on: here and in the helpers that it calls for this backend."""
     yield from _raises(reading, subject, flow)
     for event in _step_events(flow):
