@@ -34,3 +34,9 @@ def end_as_told(case: Case) -> CaseResult:
         case "wrong":
             return CaseResult(Verdict.WRONG, "three rows are NaN", WrongKind.NAN, details={"first_bad_row": 3})
     return CaseResult(Verdict.OK, numbers=(Number("seed", case.seed, ""),))
+
+
+def time_as_told(case: Case) -> CaseResult:
+    """A timed case: 2 ms for work that takes a CPU's peak well below that."""
+    numbers = Number("median_ms", 2.0, "ms", 1.0, 4.0, 9), Number("flops", 1e3, "FLOP"), Number("min_bytes", 1e3, "B")
+    return CaseResult(Verdict.OK, numbers=numbers, details={"arithmetic": "fp32"})

@@ -18,6 +18,7 @@ import psutil
 from nvfp4lab.kernels.cases import Case, CaseResult, run_case
 from nvfp4lab.kernels.isolate import Isolator
 from nvfp4lab.kernels.isolate_outcome import Limits, Outcome
+from nvfp4lab.kernels.roofline import Peaks, with_fraction
 from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict
 
 PRELOAD = ("torch", "nvfp4lab.kernels.cases")
@@ -41,7 +42,7 @@ class Sweep:
 
     run_dir: the logs of cases go to run_dir/logs/kernels, artefact paths are relative to run_dir.
     workers: cases at a time. More than one only without a GPU: two cases on one GPU would spoil each other's times.
-    run: what a worker calls with a case.
+    run: what a worker calls with a case. peaks: of the device; with them a time gets its fraction of the roofline.
     """
 
     ledger: Ledger
@@ -52,6 +53,7 @@ class Sweep:
     workers: int = 1
     preload: Sequence[str] = PRELOAD
     run: Callable[[Case], CaseResult] = run_case
+    peaks: Peaks | None = None
 
     def pending(self, cases: Sequence[Case]) -> list[Case]:
         """Cases without a record under this stack, each once, in order."""
@@ -109,6 +111,8 @@ class Sweep:
         """The record of a case: what it found, or how it failed to tell."""
         result = outcome.value if outcome.verdict is Verdict.OK else CaseResult(outcome.verdict, outcome.reason)
         record = result.evidence(case, self.target, self.stack)
+        if self.peaks is not None and "arithmetic" in record.details:
+            record = with_fraction(record, self.peaks, record.details["arithmetic"])
         log = outcome.output_path
         return dataclasses.replace(
             record,

@@ -1,0 +1,90 @@
+"""A whole kernel run: the gate's own certificate, the card's peaks, then every case that has no record yet.
+
+Order matters. A gate that would let a broken kernel through judges none, so the certificate comes first. Peaks come from
+the same card in the same run as the times that are set beside them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nvfp4lab.batch.progress import Progress
+from nvfp4lab.errors import LabError
+from nvfp4lab.kernels import certificate, roofline
+from nvfp4lab.kernels.cases import Case
+from nvfp4lab.kernels.isolate import Isolator
+from nvfp4lab.kernels.isolate_outcome import Limits
+from nvfp4lab.kernels.roofline import Peaks
+from nvfp4lab.kernels.sweep import Sweep
+from nvfp4lab.params import Params
+from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict
+from nvfp4lab.stack import capture, here
+
+_PEAKS_TIMEOUT_S = 300.0
+
+
+def sweep_of(p: Params, target: Target, stack: Stack) -> Sweep:
+    """The sweep that the parameters ask for on this machine. One worker where there is a GPU: cases share its clock."""
+    run_dir = Path(p.run_dir)
+    limits = Limits(timeout_s=p.kernel_timeout_s, memory_bytes=int(p.kernel_memory_gib * 2**30))
+    workers = p.kernel_workers if target.cc == "cpu" else 1
+    return Sweep(Ledger(run_dir / "ledger.jsonl"), run_dir, target, stack, limits, workers)
+
+
+def collect(p: Params, cases: Sequence[Case], again: bool = False) -> Iterator[Evidence]:
+    """Run what is pending of `cases` (all of them with `again`), with progress on stderr.
+
+    Each evidence is in the run's ledger when it is yielded: first the gate's, then the peaks' if cases are timed, then the
+    cases' in the order in which they end. Raises LabError if the gate is not sound here; no case has run then.
+    """
+    target, stack = here(), capture()
+    sweep = sweep_of(p, target, stack)
+    todo = list(dict.fromkeys(cases)) if again else sweep.pending(cases)
+    if not todo:
+        return
+    yield _certificate(sweep)
+    peaks = None
+    if any(case.timed for case in todo):
+        measured, peaks = measure_peaks(sweep)
+        yield measured
+    with Progress(len(todo), "kernels") as progress:
+        for evidence in dataclasses.replace(sweep, peaks=peaks)(todo):
+            progress.step(describe(evidence))
+            yield evidence
+
+
+def describe(evidence: Evidence) -> str:
+    """One line for a person: which case, how it ended, how fast it was or why it was not."""
+    median = evidence.number("median_ms")
+    said = f": {evidence.reason}" if evidence.reason else f", {median.value:.4g} ms" if median else ""
+    return f"{evidence.subject} {evidence.verdict}{said}"
+
+
+def _certificate(sweep: Sweep) -> Evidence:
+    evidence = certificate.certify(seeds=certificate.QUICK_SEEDS).evidence(sweep.target, sweep.stack)
+    sweep.ledger.append(evidence)
+    if evidence.verdict is not Verdict.OK:
+        raise LabError(f"the gate is not sound on this machine, so no kernel was judged: {evidence.reason}; see `nvfp4lab certify`")
+    return evidence
+
+
+def measure_peaks(sweep: Sweep) -> tuple[Evidence, Peaks | None]:
+    """Measure the card's peaks in a worker of their own; (evidence, peaks or None if that failed)."""
+    device = "cpu" if sweep.target.cc == "cpu" else "cuda"
+    log_dir = sweep.run_dir / "logs" / "kernels"
+    with Isolator(log_dir, sweep.preload) as isolator:
+        outcome = isolator.run(roofline.measure_peaks, device, name="peaks", limits=Limits(_PEAKS_TIMEOUT_S), expect=Peaks)
+    peaks = outcome.value
+    evidence = Evidence(
+        "kernel",
+        f"peaks:{device}",
+        sweep.target,
+        sweep.stack,
+        outcome.verdict,
+        "nvfp4lab kernels PARAMS",
+        outcome.reason,
+        numbers=peaks.numbers() if peaks else (),
+        details={"refused": peaks.refused, "timing_method": peaks.method} if peaks else {"output_tail": outcome.output_tail},
+    )
+    sweep.ledger.append(evidence)
+    return evidence, peaks

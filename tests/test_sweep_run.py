@@ -1,0 +1,58 @@
+"""A whole run: the certificate first, peaks where cases are timed, then the cases; nothing of it twice."""
+
+import types
+
+import pytest
+import sweep_cases
+from nvfp4lab.errors import LabError
+from nvfp4lab.kernels import certificate, sweep_run
+from nvfp4lab.kernels.cases import Case
+from nvfp4lab.kernels.shapes import GemmShape
+from nvfp4lab.kernels.sweep import Sweep
+from nvfp4lab.params import Params
+from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict, WrongKind
+
+
+def certified(verdict: Verdict):
+    """Stands in for the certificate, which has its own tests."""
+    kind, reason = (None, "") if verdict is Verdict.OK else (WrongKind.DEGRADED, "survivors: k_block_lost")
+
+    def evidence(target, stack):
+        return Evidence("gate", "gate:lab", target, stack, verdict, "nvfp4lab certify", reason, kind)
+
+    return lambda seeds: types.SimpleNamespace(evidence=evidence)
+
+
+@pytest.fixture
+def p(tmp_path, monkeypatch):
+    monkeypatch.setattr(certificate, "certify", certified(Verdict.OK))
+    sweep = Sweep(Ledger(tmp_path / "ledger.jsonl"), tmp_path, Target("cpu", True), Stack(), run=sweep_cases.time_as_told)
+    monkeypatch.setattr(sweep_run, "sweep_of", lambda p, target, stack: sweep)
+    return Params(run_dir=str(tmp_path))
+
+
+CASE = Case("reference", "fine", GemmShape(16, 64, 128), seed=1, timed=True)
+
+
+def test_a_run_is_certified_then_measured_and_is_not_repeated(p, tmp_path):
+    rows = list(sweep_run.collect(p, [CASE, CASE]))
+    assert [row.subject for row in rows] == ["gate:lab", "peaks:cpu", CASE.subject]
+    assert list(Ledger(tmp_path / "ledger.jsonl")) == rows
+    peak, fraction = rows[1].number("peak_fp32_tflop_s").value, rows[2].number("roofline_fraction")
+    assert peak > 0
+    assert 0 < fraction.low < fraction.value < fraction.high < 1
+    assert list(sweep_run.collect(p, [CASE])) == []
+
+
+def test_an_unsound_gate_judges_nothing(p, tmp_path, monkeypatch):
+    monkeypatch.setattr(certificate, "certify", certified(Verdict.WRONG))
+    with pytest.raises(LabError, match="no kernel was judged: survivors: k_block_lost"):
+        list(sweep_run.collect(p, [CASE]))
+    assert [row.subject for row in Ledger(tmp_path / "ledger.jsonl")] == ["gate:lab"]
+
+
+def test_a_gpu_has_one_worker_whatever_the_parameters_say():
+    p = Params(kernel_workers=4, kernel_timeout_s=7.0, kernel_memory_gib=2.0)
+    on_cpu = sweep_run.sweep_of(p, Target("cpu", True), Stack())
+    assert (on_cpu.workers, on_cpu.limits.timeout_s, on_cpu.limits.memory_bytes) == (4, 7.0, 2 << 30)
+    assert sweep_run.sweep_of(p, Target("9.0", True), Stack()).workers == 1
