@@ -120,7 +120,10 @@ def _generators(getter: Definition) -> dict[str, list[str]]:
                 if name.startswith("gen_"):
                     found.setdefault(name, []).extend(_compared_strings(node.test, parameter))
             node = node.orelse[0] if len(node.orelse) == 1 else None
-    always = {name for name in _called_names(getter.node) if name.startswith("gen_") and name not in found}
+    called = _called_names(getter.node)
+    inner = (getter.module.definitions[name] for name in called if name in getter.module.definitions)
+    reached = called.union(*(_called_names(definition.node) for definition in inner))  # a cached `_impl` may stand between
+    always = {name for name in reached if name.startswith("gen_") and name not in found}
     return found | {name: [] for name in always}
 
 

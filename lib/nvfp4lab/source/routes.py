@@ -6,29 +6,49 @@ the gate or alternative says `depends on <condition>`.
 
 import dataclasses
 import functools
+import os
 
-from nvfp4lab.source import flashinfer_facts, routes_flashinfer, routes_server, routes_traps
+from nvfp4lab.errors import LabError
+from nvfp4lab.source import flashinfer_facts, routes_flashinfer, routes_server, routes_traps, sglang_facts
 from nvfp4lab.source.facts import Fact, Facts
 from nvfp4lab.source.index import Index
-from nvfp4lab.source.package import Package
+from nvfp4lab.source.package import Package, resolve
 from nvfp4lab.source.routes_dense import DenseTracer
 from nvfp4lab.source.routes_layers import quant_classes
 from nvfp4lab.source.routes_moe import MoeTracer
-from nvfp4lab.source.routes_query import FLAG_FIELDS, WORKS, Gate, Hop, Operation, Query, Route
+from nvfp4lab.source.routes_query import FLAG_FIELDS, FLAGS, WORKS, Gate, Hop, Operation, Query, Route
 from nvfp4lab.source.routes_server import Resolution
 from nvfp4lab.source.routes_walk import Refusal, Walk
 from nvfp4lab.source.sglang.reading import Reading
 
 
+def open_router(sglang: str | os.PathLike, flashinfer: str | os.PathLike | None = None) -> "Router":
+    """Router for a VERSION, wheel file, installed folder or checkout of each package.
+
+    flashinfer: None takes the version that SGLang pins; "none" asks no FlashInfer. Raises LabError as `package.resolve`,
+    and when SGLang pins none.
+    """
+    package = resolve(sglang, "sglang")
+    facts = sglang_facts.read(package)
+    if flashinfer is None:
+        pinned = Facts(facts).query("package", "requires_flashinfer")
+        if not pinned:
+            raise LabError(f"sglang {package.version} pins no FlashInfer; say which one, or 'none'")
+        flashinfer = str(pinned[0].value)
+    other = None if flashinfer == "none" else resolve(flashinfer, "flashinfer")
+    return Router(package, facts, other)
+
+
 class Router:
     """Routes of one SGLang beside one FlashInfer (None: FlashInfer is not asked).
 
-    sglang_facts: the facts that say what the flags accept and what `auto` becomes.
+    facts: those of SGLang, which say what the flags accept and what `auto` becomes.
     """
 
-    def __init__(self, sglang: Package, sglang_facts: list[Fact], flashinfer: Package | None, index: Index | None = None):
+    def __init__(self, sglang: Package, facts: list[Fact], flashinfer: Package | None, index: Index | None = None):
         self.reading = Reading(index or Index(sglang))
-        self.facts = Facts(sglang_facts)
+        self.facts = Facts(facts)
+        self.names = f"sglang {sglang.version}" + (f", flashinfer {flashinfer.version}" if flashinfer else "")
         self.flashinfer = Facts(flashinfer_facts.read_cached(flashinfer)) if flashinfer is not None else None
         self._classes = functools.cache(lambda quant: quant_classes(self.reading, quant))
         self._tracers = functools.cache(self._tracer)
@@ -85,6 +105,8 @@ class Router:
         said = self._flashinfer_gates(query, op, resolved.backend, walk, final)
         expected = self._expected(op, backend, accepted, walk, said, final)
         traps = list(routes_traps.of_gates(said))
+        if expected.startswith("silently"):
+            traps.append(f"{FLAGS[op]} {backend} {expected.replace(f': {backend} ends', ', it ends')}")
         if op == "moe":
             traps += routes_traps.of_moe(tracer, self.facts, query, backend, resolved, walk, expected)
         if backend != "auto":
@@ -139,7 +161,8 @@ def _accepted(op: Operation, backend: str, accepted: Fact | None) -> list[Hop]:
 
 
 def _kernel_hops(walk: Walk) -> list[Hop]:
-    return [Hop(kernel.file, kernel.line, f"kernel {kernel.dotted}") for kernel in walk.kernels] if walk.refusal is None else []
+    found = [Hop(kernel.file, kernel.line, f"kernel {kernel.dotted}") for kernel in walk.kernels]
+    return found if walk.refusal is None else []
 
 
 def _alternatives(walk: Walk, final: str) -> list[Gate]:

@@ -172,9 +172,7 @@ class MoeTracer:
 
     def _entry_name(self, layer: Definition | None) -> str:
         """`apply`, or the other method of the quant method that this layer class calls instead."""
-        text = "\n".join(ast.unparse(found.node) for found in (layer.methods.values() if layer else ()))
-        other = "apply_without_routing_weights"
-        return other if f"quant_method.{other}(" in text and "quant_method.apply(" not in text else "apply"
+        return _called_of_quant_method(layer) if layer else "apply"
 
     def _run(self, walker: Walker, flow: Flow, runner: EnumValue, query: Query) -> None:
         registered = self.fused.get((query.a2a, runner.value))
@@ -191,6 +189,13 @@ class MoeTracer:
         ran = next((node for node in calls if ast.unparse(node.func).endswith("wrapper.run")), None)
         if made is not None and ran is not None:
             walk.kernels[:] = [KernelCall(f"{made}.run", function.file, ran.lineno)]
+
+
+@functools.cache
+def _called_of_quant_method(layer: Definition) -> str:
+    text = "\n".join(ast.unparse(found.node) for found in layer.methods.values())
+    other = "apply_without_routing_weights"
+    return other if f"quant_method.{other}(" in text and "quant_method.apply(" not in text else "apply"
 
 
 def _is(value: Any, type_name: str) -> bool:

@@ -10,7 +10,7 @@ from nvfp4lab.source.routes_server import Resolution, resolutions
 from nvfp4lab.source.routes_walk import Walk
 
 # One capability of each kind that an NVFP4 server may run on: what raises on all of these can only fail.
-_SPREAD = ("8.9", "9.0", "10.0", "12.0")
+_SPREAD = ("9.0", "10.0", "12.0")
 
 
 def of_moe(

@@ -1,0 +1,60 @@
+"""Routes as text: the listing of the command line and the tables of the notebooks."""
+
+from collections.abc import Iterable
+
+from nvfp4lab.source.routes_query import FLAGS, Query, Route
+
+
+def listing(routes: Iterable[Route], query: Query, names: str) -> str:
+    """All traps first, then one block per route."""
+    routes = list(routes)
+    asked = f"{names}, compute capability {query.cc}, {query.quant}, a2a {query.a2a}, tp {query.tp}, ep {query.ep}"
+    flag = f"--quantization {'given' if query.flag_given else 'not given'}, model {query.model_arch or 'any'}"
+    lines = [f"{asked}, {flag}", "", *traps(routes), ""]
+    for route in routes:
+        lines += [*block(route), ""]
+    return "\n".join(lines)
+
+
+def traps(routes: Iterable[Route]) -> list[str]:
+    """One line per trap, repeated ones once."""
+    found = dict.fromkeys(trap for route in routes for trap in route.traps)
+    return [f"TRAP  {trap}" for trap in found] or ["no trap found"]
+
+
+def block(route: Route) -> list[str]:
+    """One route: what is expected, where it ends, the hops, the gates."""
+    when = f"  when {conditions(route)}" if route.when else ""
+    lines = [f"{FLAGS[route.op]} {route.backend}{when}", f"  expected: {route.expected}", f"  final call: {route.final_call}"]
+    lines += [f"    {hop.file}:{hop.line}  {hop.why}" for hop in route.hops]
+    lines += [f"    [{gate.state}] {gate.text.removeprefix('depends on ')}  ({gate.file}:{gate.line})" for gate in route.gates]
+    return lines
+
+
+def conditions(route: Route) -> str:
+    """`when` in one line."""
+    return ", ".join(f"{name} {value}" for name, value in route.when.items())
+
+
+def short(expected: str) -> str:
+    """The word before the colon: works, raises, silently goes elsewhere, depends."""
+    return expected.split(":")[0].split(" as far")[0].split(" on ")[0]
+
+
+def markdown_traps(routes: Iterable[Route]) -> str:
+    """Traps as a Markdown list."""
+    return "\n".join(line.replace("TRAP  ", "- **trap** ", 1) for line in traps(routes))
+
+
+def markdown_table(routes: Iterable[Route]) -> str:
+    """One row per route, for a notebook."""
+    rows = ["| flag value | when | expected | final call |", "|---|---|---|---|"]
+    rows += [
+        f"| `{route.backend}` | {_cell(conditions(route))} | {_cell(route.expected)} | {_cell(f'`{route.final_call}`')} |"
+        for route in routes
+    ]
+    return "\n".join(rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
