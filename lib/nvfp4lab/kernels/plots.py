@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from nvfp4lab.records import Evidence, Verdict
-from nvfp4lab.report.style import VERDICT_COLOURS, LabFigure, figure
+from nvfp4lab.report.style import SERIES_COLOURS, VERDICT_COLOURS, LabFigure, figure
 
 _ROW_IN, _COLUMN_IN, _MARGIN_IN = 0.34, 1.15, 1.1
 
@@ -59,6 +59,52 @@ def _compile_text(row: Evidence) -> str:
         return f"{first[0]}\n{'E2M1' if 'E2M1' in first else '.'.join(first[1:3])}"
     packed = row.number("fp4_conversions")
     return "F2FP\nE2M1" if packed and packed.value else "ok"
+
+
+def roofline(rows: Sequence[Evidence]) -> LabFigure:
+    """Achieved TFLOP/s of every timed case over its arithmetic intensity, under the roofs measured in the same run.
+
+    `rows`: evidence of kernels, with the record of the peaks among it. Cases without a time are left out: a kernel whose
+    gate failed has no speed. Bars: 95 % interval of the median.
+    """
+    timed = [row for row in rows if row.number("tflop_s")]
+    picture = figure(7.5, 4.2, alt=f"Roofline of {len(timed)} timed kernel cases")
+    axes = picture.add_subplot()
+    for index, name in enumerate(dict.fromkeys(_backend(row) for row in timed)):
+        mine = [row for row in timed if _backend(row) == name]
+        rates = [row.number("tflop_s") for row in mine]
+        middle = [rate.value for rate in rates]
+        spread = [[rate.value - rate.low for rate in rates], [rate.high - rate.value for rate in rates]]
+        colour = SERIES_COLOURS[index % len(SERIES_COLOURS)]
+        axes.errorbar([_intensity(row) for row in mine], middle, yerr=spread, fmt="o", ms=4, lw=1, color=colour, label=name)
+    for peaks in [row for row in rows if row.number("peak_memory_gb_s")][-1:]:
+        _roofs(axes, peaks, [_intensity(row) for row in timed] or [1.0])
+    axes.set(
+        xscale="log", yscale="log", xlabel="FLOP per byte moved at least once", ylabel="TFLOP/s", title="How close to the roofline"
+    )
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return picture
+
+
+def _roofs(axes, peaks: Evidence, intensities: Sequence[float]) -> None:
+    """One roof for each arithmetic: the memory slope, then that arithmetic's ceiling."""
+    bandwidth_tb_s = peaks.number("peak_memory_gb_s").value / 1e3
+    for number in peaks.numbers:
+        if not number.name.endswith("_tflop_s"):
+            continue
+        ridge = number.value / bandwidth_tb_s
+        reach = [min(*intensities, ridge) / 2, ridge, max(*intensities, ridge) * 2]
+        axes.plot(reach, [min(x * bandwidth_tb_s, number.value) for x in reach], color="#555555", lw=1, zorder=0)
+        name = number.name.removeprefix("peak_").removesuffix("_tflop_s")
+        axes.annotate(f"{name}: {number.value:,.3g} TFLOP/s", (reach[2], number.value), ha="right", va="bottom", fontsize=7)
+
+
+def _backend(row: Evidence) -> str:
+    return row.subject.split(":")[1]
+
+
+def _intensity(row: Evidence) -> float:
+    return row.number("flops").value / row.number("min_bytes").value
 
 
 def _severity(row: Evidence) -> int:
