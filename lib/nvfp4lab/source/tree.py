@@ -1,6 +1,5 @@
 """Readable members of a wheel or a folder, by the names they have in a wheel. Reads only; never extracts."""
 
-import functools
 import hashlib
 import os
 import stat
@@ -46,11 +45,11 @@ class WheelTree:
         self._infos = {
             info.filename: info for info in self._zip.infolist() if _is_wanted(info.filename) and _is_inside(info.filename)
         }
+        self._names = tuple(sorted(self._infos))
         self._read_bytes = 0
 
-    @functools.cache  # noqa: B019 - one tree per command
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._infos))
+        return self._names
 
     def __contains__(self, name: str) -> bool:
         return name in self._infos
@@ -93,10 +92,10 @@ class FolderTree:
         if (root / "pyproject.toml").is_file():  # a FlashInfer checkout keeps beside it what the wheel ships as data/
             for path in [*_walk(root / "csrc"), *_walk(root / "include")]:
                 self._paths.setdefault(f"{top}/data/{path.relative_to(root).as_posix()}", path)
+        self._names = tuple(sorted(self._paths))
 
-    @functools.cache  # noqa: B019 - one tree per command
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._paths))
+        return self._names
 
     def __contains__(self, name: str) -> bool:
         return name in self._paths

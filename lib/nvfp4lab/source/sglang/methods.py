@@ -2,12 +2,11 @@
 
 import ast
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator
 
 from nvfp4lab.source.module import Definition
-from nvfp4lab.source.sglang.reading import Reading
+from nvfp4lab.source.sglang.reading import Reading, per_reading
 
 _SCHEME_NAMES = re.compile(r"^class (CompressedTensorsW4A4\w*)\b", re.M)
 
@@ -93,7 +92,7 @@ def _compressed_tensors(reading: Reading) -> QuantMethod | None:
     return QuantMethod("compressed-tensors-nvfp4", linear, linear, moe, apply)
 
 
-@functools.lru_cache(maxsize=16)
+@per_reading
 def methods_by_name(reading: Reading) -> dict[str, QuantMethod]:
     """The same by name, found once per reading."""
     return {method.name: method for method in nvfp4_methods(reading)}

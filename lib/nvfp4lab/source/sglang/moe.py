@@ -1,6 +1,5 @@
 """Fused MoE of NVFP4: how each runner backend is wired, the kernel it ends in, and where it can only raise."""
 
-import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ from nvfp4lab.source.sglang import kernel_call, moe_path, registry
 from nvfp4lab.source.sglang.methods import QuantMethod, methods_by_name
 from nvfp4lab.source.sglang.moe_layer import topk_format
 from nvfp4lab.source.sglang.moe_path import MoePath
-from nvfp4lab.source.sglang.reading import Reading, Spot, chain, spot
+from nvfp4lab.source.sglang.reading import Reading, Spot, chain, per_reading, spot
 from nvfp4lab.source.values import EnumValue
 
 _CCS = tuple((major, 0) for major in capability.MAJORS)
@@ -31,7 +30,7 @@ def read(reading: Reading) -> Iterator[Fact]:
         yield from _any_backend(reading, method)
 
 
-@functools.lru_cache(maxsize=512)
+@per_reading
 def paths(reading: Reading, method: QuantMethod, backend: str, a2a: str) -> list[tuple[list[capability.Capability], MoePath]]:
     """Paths of one backend, with the capabilities that take each."""
     format_ = topk_format(reading, backend)

@@ -1,14 +1,13 @@
 """What the FusedMoE layer, top-k and the token dispatchers do differently for a runner backend."""
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.module import Definition
-from nvfp4lab.source.sglang.reading import Reading, chain, spot
+from nvfp4lab.source.sglang.reading import Reading, chain, per_reading, spot
 from nvfp4lab.source.values import Reference, Scenario, Self
 
 _UNNAMED = "\0a backend that no branch names"
@@ -32,7 +31,7 @@ def read(reading: Reading) -> Iterator[Fact]:
     yield from _dispatchers(reading)
 
 
-@functools.lru_cache(maxsize=512)
+@per_reading
 def _topk_output(reading: Reading, backend: str) -> Event | None:
     """The assignment of `output_format` in TopK's CUDA forward for one backend."""
     for topk in reading.index.classes("TopK"):
@@ -65,7 +64,7 @@ def _topk(reading: Reading, backend: str) -> Iterator[Fact]:
         )
 
 
-@functools.lru_cache(maxsize=512)
+@per_reading
 def _layer_flows(reading: Reading, layer: Definition, backend: str) -> tuple[Flow, ...]:
     this = Self(layer)
     scenario = Scenario.of(None, moe_runner_backend=backend)

@@ -3,11 +3,11 @@
 import ast
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nvfp4lab.source.evaluate import Evaluator
-from nvfp4lab.source.facts import Fact, Place
+from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.index import Index
 from nvfp4lab.source.module import Definition, Module
@@ -22,6 +22,7 @@ class Reading:
     """One SGLang version being read."""
 
     index: Index
+    remembered: dict[tuple, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def vocabulary(self) -> SglangVocabulary:
@@ -74,6 +75,19 @@ class Reading:
         return Fact("sglang", self.version, subject, "not_found", predicate, where, 0, note=note)
 
 
+def per_reading(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember a function's answers in the reading that it is asked about, for as long as that reading lives."""
+
+    @functools.wraps(function)
+    def ask(reading: Reading, *arguments: Any) -> Any:
+        key = (function.__qualname__, function.__module__, *arguments)
+        if key not in reading.remembered:
+            reading.remembered[key] = function(reading, *arguments)
+        return reading.remembered[key]
+
+    return ask
+
+
 def spot(event: Event) -> Spot:
     return event.definition.file, event.line
 
@@ -90,6 +104,3 @@ def chain(event: Event) -> list[Spot]:
 
 def place_of(module: Module | Definition, node: ast.AST) -> Spot:
     return (module.file if isinstance(module, Definition) else module.member), node.lineno
-
-
-__all__ = ["Place", "Reading", "Spot", "chain", "place_of", "spot"]

@@ -2,13 +2,12 @@
 
 import ast
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator
 
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.module import Definition
-from nvfp4lab.source.sglang.reading import Reading, Spot
+from nvfp4lab.source.sglang.reading import Reading, Spot, per_reading
 
 _DECORATOR = "register_fused_func"
 
@@ -27,7 +26,7 @@ class FusedFunction:
         return self.definition.file, self.line
 
 
-@functools.lru_cache(maxsize=16)
+@per_reading
 def fused_functions(reading: Reading) -> tuple[FusedFunction, ...]:
     """Every key of the package, stacked decorators included."""
     found = []
@@ -67,7 +66,7 @@ def read(reading: Reading) -> Iterator[Fact]:
             )
 
 
-@functools.lru_cache(maxsize=256)
+@per_reading
 def importers_of(reading: Reading, dotted: str) -> tuple[Spot, ...]:
     """Lines outside the module that import it, at module level or inside a function."""
     package, _, name = dotted.rpartition(".")

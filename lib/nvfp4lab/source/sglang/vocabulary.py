@@ -97,7 +97,6 @@ class SglangVocabulary:
                 return ENUMS[subject][1], enum.name
         return None
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - one vocabulary per command
     def _alias_members(self, module: Module, alias: str) -> frozenset[str]:
         assigned = module.constants.get(alias.strip("'\""), ())
         return frozenset(node.id for value in assigned for node in ast.walk(value.value) if isinstance(node, ast.Name))
@@ -172,6 +171,3 @@ def _string_pairs(node: ast.Dict) -> dict[str, str]:
         and isinstance(key.value, str)
         and isinstance(value.value, str)
     }
-
-
-__all__ = ["ENUMS", "BackendEnum", "CapabilityPredicate", "SglangVocabulary"]
