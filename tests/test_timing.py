@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from nvfp4lab.kernels import roofline, timing, timing_gpu
+from nvfp4lab.kernels import roofline, timing, timing_events, timing_gpu
 from nvfp4lab.kernels.cases import CaseResult, OpenCase
 from nvfp4lab.kernels.roofline import Peaks
 from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
@@ -128,6 +128,18 @@ def test_cupti_is_named_only_if_it_was_used(capsys):
     fallen = timing.measure_gpu(Kernel(), CPU, bench_with([0.5], said))
     assert (fallen.method, fallen.note) == ("cuda_events", said)
     assert capsys.readouterr().out.startswith("TIMING FALLBACK: CUPTI is not installed")
+
+
+def test_without_flashinfer_cuda_events_are_used_and_named(monkeypatch, capsys):
+    monkeypatch.setattr(timing, "_flashinfer_timer", lambda: None)
+    monkeypatch.setattr(timing_events, "bench", lambda call, warm_up_ms, repeat_ms: [0.7, 0.8])
+    measured = timing.measure_gpu(Kernel(), CPU)
+    assert (measured.times_ms, measured.method, measured.note) == (
+        (0.7, 0.8),
+        "cuda_events",
+        "flashinfer.testing is not installed.",
+    )
+    assert capsys.readouterr().out.startswith("TIMING FALLBACK: flashinfer.testing is not installed.")
 
 
 @pytest.mark.parametrize("times", [[], [0.5, 0.0], [-1.0], [math.nan], [math.inf]])

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from nvfp4lab.kernels import timing_gpu
+from nvfp4lab.kernels import timing_events, timing_gpu
 from nvfp4lab.kernels.cases import CaseResult, OpenCase
 from nvfp4lab.records import Number, Verdict
 
@@ -120,17 +120,26 @@ def measure_gpu(call: Callable[[], Any], device: torch.device, bench: Callable[.
 
     Raises RuntimeError if the timer returns a time that cannot be: none, not finite, or not positive.
     """
-    if bench is None:
-        from flashinfer.testing import bench_gpu_time as bench
+    bench = bench or _flashinfer_timer()
     with timing_gpu.watch(device) as state, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        times_ms = bench(
-            call, dry_run_time_ms=WARM_UP_MS, repeat_time_ms=REPEAT_MS, enable_cupti=True, use_cuda_graph=False, cold_l2_cache=True
-        )
+        if bench is None:
+            times_ms, note = timing_events.bench(call, WARM_UP_MS, REPEAT_MS), "flashinfer.testing is not installed."
+        else:
+            asked = {"enable_cupti": True, "use_cuda_graph": False, "cold_l2_cache": True}
+            times_ms = bench(call, dry_run_time_ms=WARM_UP_MS, repeat_time_ms=REPEAT_MS, **asked)
+            # FlashInfer says in a warning, and only there, that it did not use CUPTI after all.
+            note = next((str(one.message) for one in said if "falling back" in str(one.message).lower()), "")
     if not times_ms or not all(math.isfinite(one) and one > 0 for one in times_ms):
         raise RuntimeError(f"the timer gave impossible times: {times_ms[:5]} ...")
-    # FlashInfer says in a warning, and only there, that it did not use CUPTI after all.
-    note = next((str(one.message) for one in said if "falling back" in str(one.message).lower()), "")
     if note:
         print(f"TIMING FALLBACK: {note} Launch overhead is part of these numbers.", flush=True)
     return Measurement(tuple(times_ms), "cuda_events" if note else "cupti", cold_l2=True, note=note, gpu=state.numbers())
+
+
+def _flashinfer_timer() -> Callable[..., list[float]] | None:
+    try:
+        from flashinfer.testing import bench_gpu_time
+    except ImportError:
+        return None
+    return bench_gpu_time
