@@ -29,6 +29,7 @@ PLAIN = [
     "https://github.com/sgl-project/sglang/issues/36599",
     "KeyError: 'model.layers.0.mlp.experts.w13_weight_scale'",
     "sha256 5f2b7a9c0d1e",
+    "PWD=/srv/lab OLDPWD=/srv",
 ]
 
 
@@ -52,6 +53,11 @@ def test_ordinary_text_stays(text):
 def test_values_of_secret_environment_variables_are_gone_wherever_they_appear(monkeypatch):
     monkeypatch.setenv("MY_SERVICE_TOKEN", "correct-horse-battery")
     assert redact("curl said correct-horse-battery") == f"curl said {MARK}"
+
+
+def test_the_working_directory_is_no_password(monkeypatch):
+    monkeypatch.setenv("PWD", "/srv/lab")
+    assert redact("/srv/lab/outputs") == "/srv/lab/outputs"
 
 
 def test_data_keeps_its_shape():

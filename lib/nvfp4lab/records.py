@@ -110,7 +110,9 @@ class Evidence:
 
     def __post_init__(self):
         if (self.kind is not None) != (self.verdict is Verdict.WRONG):
-            raise ValueError(f"{self.subject}: kind is {self.kind!r} with verdict {self.verdict!r}; wrong needs a kind, others have none")
+            raise ValueError(
+                f"{self.subject}: kind is {self.kind!r} with verdict {self.verdict!r}; wrong needs a kind, others have none"
+            )
         if self.verdict is not Verdict.OK and not self.reason:
             raise ValueError(f"{self.subject}: verdict {self.verdict!r} needs a reason")
 

@@ -21,8 +21,8 @@ HERE = Path(__file__).parent
 MAX_PAGE_BYTES = 3_000_000
 
 
-class AltTexts(Preprocessor):
-    """Gives every picture without a description the heading it stands under."""
+class Tidy(Preprocessor):
+    """Gives every picture without a description the heading it stands under, and shows a progress bar's end only."""
 
     def preprocess(self, nb, resources):
         """Walk cells in order, remembering the last heading."""
@@ -32,6 +32,8 @@ class AltTexts(Preprocessor):
                 headings = [line.lstrip("#").strip() for line in cell.source.splitlines() if line.startswith("#")]
                 heading = headings[-1] if headings else heading
             for output in cell.get("outputs", []):
+                if output.output_type == "stream":
+                    output.text = _overwritten(output.text)
                 for mime in set(output.get("data", {})) & {"image/png", "image/jpeg"}:
                     output.setdefault("metadata", {}).setdefault(mime, {}).setdefault("alt", heading)
         return nb, resources
@@ -42,7 +44,7 @@ def render(notebook: Path, page: Path, records: Sequence[Evidence]) -> None:
     exporter = HTMLExporter(
         template_name="lab_page", extra_template_basedirs=[str(HERE / "templates")], sanitize_html=True, embed_images=True
     )
-    exporter.register_preprocessor(AltTexts, enabled=True)
+    exporter.register_preprocessor(Tidy, enabled=True)
     exporter.register_filter("clean_html", sanitise)
     node = nbformat.read(notebook, as_version=4)
     body, _ = exporter.from_notebook_node(
@@ -83,6 +85,11 @@ def repeat_table(records: Sequence[Evidence]) -> str:
         f'<details class="lab-source"><summary>evidence and repro lines ({len(records)})</summary>'
         f'<div class="lab-scroll"><table class="lab-table">{head}{rows}</table></div></details>'
     )
+
+
+def _overwritten(text: str) -> str:
+    """`text` as a terminal would show it in the end: a carriage return begins the line anew."""
+    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
 
 
 def _dark_theme(exporter: HTMLExporter) -> str:

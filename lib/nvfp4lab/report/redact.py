@@ -17,7 +17,7 @@ MIN_VALUE_LENGTH = 6  # shorter environment values would blot out ordinary words
 
 # A name whose last word says "secret"; `bos_token` and the like are vocabulary entries, `max_tokens` is a count.
 _SECRET_NAME = (
-    r"(?<![A-Za-z0-9_-])(?!(?:[A-Za-z0-9]+[_-])*(?:bos|eos|pad|unk|sep|cls|mask|next|first|last|image|stop|special|per)[_-]token\b)"
+    r"(?<![A-Za-z0-9_-])(?!(?:old)?pwd\s*[=:]\s*/)(?!(?:[A-Za-z0-9]+[_-])*(?:bos|eos|pad|unk|sep|cls|mask|next|first|last|image|stop|special|per)[_-]token\b)"
     r"(?:[A-Za-z0-9]+[_-])*?(?:token|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|apikey|access[_-]?key(?:[_-]?id)?|private[_-]?key"
     r"|secret[_-]?key|auth[_-]?key|license[_-]?key|signing[_-]?key|encryption[_-]?key|credentials?|bearer|pat)(?![A-Za-z0-9_-])"
 )
@@ -42,6 +42,7 @@ _SHAPES = re.compile(
     re.DOTALL,
 )
 _ENVIRONMENT_NAME = re.compile(rf"(?i)^{_SECRET_NAME}$|(?i:_key$)")
+_WORKING_DIRECTORY = frozenset({"PWD", "OLDPWD"})
 _BINARY_OUTPUTS = frozenset({"image/png", "image/jpeg"})
 _TEXT_SUFFIXES = frozenset(
     {".txt", ".log", ".json", ".jsonl", ".ipynb", ".html", ".md", ".csv", ".yaml", ".yml", ".out", ".err", ""}
@@ -127,7 +128,7 @@ def _environment_secrets() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _names_a_secret(name: str) -> bool:
-    return _ENVIRONMENT_NAME.search(name) is not None
+    return name not in _WORKING_DIRECTORY and _ENVIRONMENT_NAME.search(name) is not None
 
 
 @functools.lru_cache(maxsize=8)
