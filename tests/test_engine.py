@@ -62,3 +62,9 @@ def test_outputs_are_redacted_on_the_way_to_disk(tmp_path):
     _, _, executed = execute(tmp_path, "print('HF_' + 'TOKEN=' + 'hf_' + 'a' * 30)")
     assert "hf_aaa" not in json.dumps(executed)
     assert "[redacted]" in json.dumps(executed)
+
+
+def test_a_chatty_cell_leaves_one_output_a_stream(tmp_path):
+    loop = "import sys, time\nfor n in range(5):\n    print(n, file=sys.stderr, flush=True)\n    print(n, flush=True)\n    time.sleep(0.05)"
+    _, _, executed = execute(tmp_path, loop)
+    assert sorted(output["name"] for output in executed["cells"][-1]["outputs"]) == ["stderr", "stdout"]

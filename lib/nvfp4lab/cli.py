@@ -3,6 +3,7 @@
 import argparse
 import ast
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LabError as error:
         print(f"nvfp4lab {args.command}: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print(f"nvfp4lab {args.command}: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -139,6 +139,7 @@ class LabEngine(NBClientEngine):
             log_output=kwargs.get("log_output", False),
             stdout_file=kwargs.get("stdout_file"),
             stderr_file=kwargs.get("stderr_file"),
+            coalesce_streams=True,
             extra_arguments=["--log-level=50"],  # the kernel's own notices would mix with the progress lines
         )
         return client.execute()
