@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import probes, reference
 from nvfp4lab.kernels.operands import Fp4Operand, ProbeError
-from nvfp4lab.kernels.probes_exact import TIERS, exact_gemm, rounding_gemm
+from nvfp4lab.kernels.probes_exact import TIERS, exact_gemm
 from nvfp4lab.kernels.probes_moe import exact_moe
 from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
+from nvfp4lab.kernels.probes_rounding import rounding_gemm
 from nvfp4lab.kernels.reference import LEGITIMATE_ORDERS, Order
 from nvfp4lab.kernels.reference_bounds import gemm_expectation, moe_expectation
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape

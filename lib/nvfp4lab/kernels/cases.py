@@ -14,8 +14,14 @@ from typing import Any
 import torch
 
 from nvfp4lab.errors import LabError
-from nvfp4lab.kernels.shapes import GemmShape, MoeShape, Shape
+from nvfp4lab.kernels import backends, probes, variants
+from nvfp4lab.kernels.backends.base import Backend, refusal
+from nvfp4lab.kernels.gates import GateResult
+from nvfp4lab.kernels.operands import Problem
+from nvfp4lab.kernels.probes import Experiment, Form
+from nvfp4lab.kernels.shapes import SHAPES, Shape
 from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
+from nvfp4lab.stack import here
 
 Option = str | int | float | bool
 
@@ -58,7 +64,7 @@ class Case:
         """Inverse of `to_json`. Raises LabError on anything else."""
         try:
             row = json.loads(line)
-            shape = {"gemm": GemmShape, "moe": MoeShape}[row.pop("op")](**row.pop("shape"))
+            shape = SHAPES[row.pop("op")](**row.pop("shape"))
             return cls(**row | {"shape": shape, "options": tuple((name, value) for name, value in row.get("options", ()))})
         except (ValueError, KeyError, TypeError) as error:
             raise LabError(f"not a kernel case: {line!r}: {error}") from error
@@ -99,10 +105,73 @@ class OpenCase:
 
 
 def open_case(case: Case) -> OpenCase:
-    """Build operands and prepare weights. Raises what the backend raises, and NotRun where it cannot be tried here."""
-    raise NotImplementedError
+    """Build the operands and prepare the weights of a case on its device, for timing. Raises what the backend raises."""
+    return _opened(case, backends.find(case.backend), _experiment(case))
 
 
 def run_case(case: Case) -> CaseResult:
-    """Run one case here and now: call, gate and, for a timed case, time and gate again."""
-    raise NotImplementedError
+    """Run one case here and now: every probe call, gated; a timed case then is timed and gated again."""
+    backend, probe = backends.find(case.backend), probes.find(case.probe)
+    if backend.op != case.shape.op or probe.op != case.shape.op:
+        raise LabError(f"{case.subject}: backend is for {backend.op}, probe for {probe.op}, shape for {case.shape.op}")
+    if why := backend.is_available() or backend.can_run(here(), case.shape):
+        return CaseResult(Verdict.NOT_RUN, why)
+    try:
+        return _judged(case, backend)
+    except torch.OutOfMemoryError as error:
+        return CaseResult(Verdict.OOM, " ".join(str(error).split())[:300])
+    except Exception as error:
+        if isinstance(error, LabError) or (words := refusal(error)) is None:
+            raise
+        return CaseResult(Verdict.UNSUPPORTED, words, details=_details(backend))
+
+
+def _judged(case: Case, backend: Backend) -> CaseResult:
+    experiment = _experiment(case)
+    variant = str(dict(case.options).get("variant", "plain"))
+    result, count = GateResult(Verdict.NOT_RUN, "the variant offers no kernel here, no tactic for one"), 0
+    for label, kernel in variants.kernels(backend, variant, experiment.problem):
+        result, count = experiment.judge(kernel), count + 1
+        if result.verdict is not Verdict.OK:
+            result = dataclasses.replace(result, reason=result.reason if label == "plain" else f"{label}: {result.reason}")
+            break
+    judged = _case_result(result, _details(backend) | {"variant": variant, "kernels_judged": count})
+    if case.timed and judged.verdict is Verdict.OK:
+        from nvfp4lab.kernels import timing  # it imports this module
+
+        timed = timing.time_case(_opened(case, backend, experiment))
+        return dataclasses.replace(timed, details=dict(judged.details) | dict(timed.details))
+    return judged
+
+
+def _experiment(case: Case) -> Experiment:
+    backend = backends.find(case.backend)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    form = Form(
+        weight_only=backend.activations == "bf16",
+        global_scales_in_bf16="global scales rounded to bf16" in " ".join(backend.conventions),
+    )
+    return probes.find(case.probe).build(case.shape, case.seed, device, form)
+
+
+def _opened(case: Case, backend: Backend, experiment: Experiment) -> OpenCase:
+    problem: Problem = experiment.problem
+    out = torch.empty(problem.out_shape, dtype=problem.out_dtype, device=problem.device)
+    return OpenCase(
+        call=backend.bind(backend.prepare(problem), problem, out),
+        check=lambda output: _case_result(experiment.check(output), _details(backend)),
+        flops=case.shape.flops,
+        min_bytes=case.shape.min_bytes(fp4_activations=backend.activations == "fp4"),
+        device=problem.device,
+    )
+
+
+def _details(backend: Backend) -> dict[str, Any]:
+    return {"arithmetic": backend.arithmetic} | ({"conventions": list(backend.conventions)} if backend.conventions else {})
+
+
+def _case_result(result: GateResult, details: Mapping[str, Any]) -> CaseResult:
+    numbers = (Number("gain", result.gain, "1"),) if result.gain is not None else ()
+    place = {"place": dataclasses.asdict(result.place)} if result.place else {}
+    note = {"note": result.note} if result.note else {}
+    return CaseResult(result.verdict, result.reason, result.kind, numbers, dict(details) | place | note)

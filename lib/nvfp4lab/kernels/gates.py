@@ -38,6 +38,7 @@ class GateResult:
     """The verdict of one gate.
 
     gain: least-squares factor of the output over the expectation, None where the expectation is zero or the output not finite.
+    note: what an OK still leaves to say, such as the convention that was followed.
     worst: largest error in units of what was allowed (0 for a bit-equal result, infinite for NaN).
     """
 
@@ -48,6 +49,7 @@ class GateResult:
     gain: float | None = None
     worst: float = 0.0
     compared: int = 0
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,4 +135,25 @@ class MoeProblem:
         return self.topk_ids.shape[0], self.down.codes.shape[1]
 
 
-Problem = GemmProblem | MoeProblem
+@dataclasses.dataclass(frozen=True)
+class QuantiseProblem:
+    """Codes and block scales of x under a given encode scale. x: bf16 [M, K]; encode_scale: float32 scalar, 1 / global scale.
+
+    The output is bytes [M, K/2 + K/16]: packed codes, then linear block scales.
+    """
+
+    x: torch.Tensor
+    encode_scale: torch.Tensor
+    out_dtype: torch.dtype = torch.uint8
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        rows, columns = self.x.shape
+        return rows, columns // 2 + columns // BLOCK
+
+
+Problem = GemmProblem | MoeProblem | QuantiseProblem

@@ -13,11 +13,13 @@ import torch
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import gates
 from nvfp4lab.kernels.gates import GateResult
-from nvfp4lab.kernels.operands import MoeProblem, Problem
-from nvfp4lab.kernels.probes_exact import exact_gemm, rounding_gemm
+from nvfp4lab.kernels.operands import Fp4Operand, Problem
+from nvfp4lab.kernels.probes_exact import exact_gemm
 from nvfp4lab.kernels.probes_metamorphic import RELATIONS, Relation
 from nvfp4lab.kernels.probes_moe import exact_moe
+from nvfp4lab.kernels.probes_quantise import quantise_codes
 from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
+from nvfp4lab.kernels.probes_rounding import global_scale_gemm, rounding_gemm
 from nvfp4lab.kernels.reference import Kernel
 from nvfp4lab.kernels.reference_bounds import gemm_expectation, moe_expectation
 from nvfp4lab.kernels.shapes import Shape
@@ -36,15 +38,49 @@ class Experiment:
 
 
 @dataclasses.dataclass(frozen=True)
+class Form:
+    """How a problem is handed over. The expectation is of what is handed over, so neither costs a kernel its verdict.
+
+    weight_only: activations as the bf16 tensor that a W4A16 kernel takes.
+    global_scales_in_bf16: global scales of the weights rounded to bf16, for a backend whose loader does that; what the
+    rounding costs is the subject of a probe of its own, `global_scale`.
+    """
+
+    weight_only: bool = False
+    global_scales_in_bf16: bool = False
+
+    def of(self, problem: Problem) -> Problem:
+        """The problem in this form."""
+        changes: dict = {}
+        if self.weight_only and isinstance(getattr(problem, "activations", None), Fp4Operand):
+            changes["activations"] = problem.activations.value(torch.bfloat16)
+        if self.global_scales_in_bf16:
+            parts = [name for name in ("weights", "gate", "up", "down") if hasattr(problem, name)]
+            changes |= {name: _in_bf16(getattr(problem, name)) for name in parts}
+        return dataclasses.replace(problem, **changes)
+
+
+def _in_bf16(operand: Fp4Operand) -> Fp4Operand:
+    return dataclasses.replace(operand, global_scale=operand.global_scale.bfloat16().float())
+
+
+PLAIN = Form()
+
+
+@dataclasses.dataclass(frozen=True)
 class Probe:
-    """build(shape, seed, device) -> Experiment. bf16_only: its activations fit weight-only (W4A16) kernels only."""
+    """build(shape, seed, device, form) -> Experiment. weight_only: its activations fit W4A16 kernels only."""
 
     name: str
     op: str
     detects: str
     blind_to: str
-    build: Callable[[Shape, int, torch.device | str], Experiment]
-    bf16_only: bool = False
+    make: Callable[[Shape, int, torch.device | str, Form], Experiment]
+    weight_only: bool = False
+
+    def build(self, shape: Shape, seed: int, device: torch.device | str, form: Form = PLAIN) -> Experiment:
+        """The experiment at one shape. Raises ProbeError where the probe cannot serve as an oracle there."""
+        return self.make(shape, seed, device, form)
 
 
 class _GuardBroken(Exception):
@@ -57,10 +93,11 @@ def run_poisoned(kernel: Kernel, problem: Problem) -> torch.Tensor:
     A kernel that returns its own tensor instead of the one given is taken as it is; its memory is not ours to poison.
     """
     rows, columns = problem.out_shape
-    buffer = torch.full((rows + 2 * GUARD_ROWS, columns), float("nan"), dtype=problem.out_dtype, device=problem.device)
-    before = buffer.view(torch.int16).clone()
+    poison = float("nan") if problem.out_dtype.is_floating_point else 0xA5
+    buffer = torch.full((rows + 2 * GUARD_ROWS, columns), poison, dtype=problem.out_dtype, device=problem.device)
+    before = buffer.view(torch.uint8).clone()
     result = kernel(problem, buffer[GUARD_ROWS : GUARD_ROWS + rows])
-    guards = torch.cat([buffer[:GUARD_ROWS], buffer[GUARD_ROWS + rows :]]).view(torch.int16)
+    guards = torch.cat([buffer[:GUARD_ROWS], buffer[GUARD_ROWS + rows :]]).view(torch.uint8)
     touched = (guards != before[: 2 * GUARD_ROWS]).any(1).nonzero()
     if touched.numel():
         row = int(touched[0])
@@ -86,38 +123,51 @@ def _single(problem: Problem, check: Callable[[torch.Tensor], GateResult]) -> Ex
     return _experiment(problem, lambda run: check(run(problem)), check)
 
 
-def _exact(shape, seed, device, bits: int, bf16: bool = False) -> Experiment:
+def _exact(shape, seed, device, form: Form, bits: int, bf16: bool = False) -> Experiment:
     probe = exact_gemm(shape, seed, bits, device, bf16)
-    return _single(probe.problem, functools.partial(gates.exact, expected=probe.expected))
+    return _single(form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected))
 
 
-def _rounding(shape, seed, device) -> Experiment:
+def _rounding(shape, seed, device, form: Form) -> Experiment:
     probe = rounding_gemm(shape, seed, device)
-    return _single(probe.problem, functools.partial(gates.exact, expected=probe.expected))
+    return _single(form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected))
 
 
-def _exact_moe(shape, seed, device, ratio: float = 1.0, skewed: bool = False) -> Experiment:
+def _global_scale(shape, seed, device, form: Form) -> Experiment:
+    probe = global_scale_gemm(shape, seed, device)
+    handed_over = dataclasses.replace(form, global_scales_in_bf16=False).of(probe.problem)
+    return _single(handed_over, functools.partial(gates.exact, expected=probe.expected))
+
+
+def _exact_moe(shape, seed, device, form: Form, ratio: float = 1.0, skewed: bool = False) -> Experiment:
     probe = exact_moe(shape, seed, device, ratio, skewed)
-    return _single(probe.problem, functools.partial(gates.exact, expected=probe.expected, experts=probe.problem.topk_ids[:, 0]))
+    return _single(
+        form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected, experts=probe.problem.topk_ids[:, 0])
+    )
 
 
-def _realistic(shape, seed, device) -> Experiment:
-    problem = realistic_gemm(shape, seed, device)
+def _realistic(shape, seed, device, form: Form) -> Experiment:
+    problem = form.of(realistic_gemm(shape, seed, device))
     expected, tolerance = gemm_expectation(problem)
     return _single(problem, functools.partial(gates.within, expected=expected, tolerance=tolerance))
 
 
-def _realistic_moe(shape, seed, device) -> Experiment:
-    problem = realistic_moe(shape, seed, device)
+def _realistic_moe(shape, seed, device, form: Form) -> Experiment:
+    problem = form.of(realistic_moe(shape, seed, device))
     expected, tolerance = moe_expectation(problem)
     return _single(problem, functools.partial(gates.within, expected=expected, tolerance=tolerance, experts=problem.topk_ids[:, 0]))
 
 
-def _related(shape, seed, device, relation: Relation) -> Experiment:
+def _quantise(shape, seed, device, form: Form) -> Experiment:
+    probe = quantise_codes(shape, seed, device)
+    return _single(probe.problem, probe.check)
+
+
+def _related(shape, seed, device, form: Form, relation: Relation) -> Experiment:
     if relation.on_realistic:
-        single = _realistic(shape, seed, device)
+        single = _realistic(shape, seed, device, form)
     else:
-        single = _exact(shape, seed, device, 24) if relation.op == "gemm" else _exact_moe(shape, seed, device)
+        single = _exact(shape, seed, device, form, 24) if relation.op == "gemm" else _exact_moe(shape, seed, device, form)
     return _experiment(single.problem, lambda run: relation.judge(run, single.problem, seed), single.check)
 
 
@@ -139,7 +189,7 @@ _PROBES = (
         "activations of a weight-only kernel that lose significand bits on the way",
         _EXACT_BLIND,
         functools.partial(_exact, bits=24, bf16=True),
-        bf16_only=True,
+        weight_only=True,
     ),
     Probe(
         "rounding",
@@ -147,6 +197,13 @@ _PROBES = (
         "another output rounding than to nearest even; rounding twice",
         "errors below half an ulp of bf16",
         _rounding,
+    ),
+    Probe(
+        "global_scale",
+        "gemm",
+        "a global scale that is rounded to fewer bits than fp32 has, as a loader may do",
+        "faults that keep the sum and its scale",
+        _global_scale,
     ),
     Probe(
         "realistic",
@@ -210,8 +267,3 @@ def find(name: str) -> Probe:
 BOUNDARY_M = (*range(1, 18), 127, 128, 129, 2001)
 BOUNDARY_N = (16, 32, 48, 64, 80, 128, 144, 256, 272)
 BOUNDARY_K = (16, 32, 48, 64, 96, 128, 160, 256, 272)
-
-
-def experts_of(problem: Problem) -> torch.Tensor | None:
-    """First expert of each token, for naming it in a place; None for a GEMM."""
-    return problem.topk_ids[:, 0] if isinstance(problem, MoeProblem) else None

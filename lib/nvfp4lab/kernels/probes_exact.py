@@ -240,34 +240,3 @@ def _bf16_activations(plan: _Plan, draw: Draw, m: int) -> tuple[torch.Tensor, to
     signal = draw.integers(1, 4, (m, plan.signals, BLOCK)) * (1 - 2 * draw.integers(0, 2, (m, plan.signals, BLOCK)))
     exact = plan.join(first.double(), second, signal.double()).reshape(m, -1) * unit[:, None]
     return exact.to(torch.bfloat16), exact, unit
-
-
-def rounding_gemm(shape: GemmShape, seed: int, device: torch.device | str = "cpu") -> ExactGemm:
-    """Exact fp32 sums that bf16 cannot hold, with many ties: decides how the kernel rounds its output, and how often.
-
-    All codes, no cancellation, block scales that are powers of two in every other row. Each sum is exact in fp32 (below
-    2^24 units), so round-to-nearest-even of it is the only right answer. Raises ProbeError where a large problem has no tie.
-    """
-    draw = Draw(seed, device)
-    left, right = (
-        _plain_side(draw, rows, shape.k, scale)
-        for rows, scale in ((shape.m, ACTIVATION_GLOBAL_SCALE), (shape.n, WEIGHT_GLOBAL_SCALE))
-    )
-    units = (left.operand.value().abs() / left.unit[:, None]) @ (right.operand.value().abs() / right.unit[:, None]).T
-    if units.max().item() > 2**24:
-        raise ProbeError(f"rounding probe: the sums of {shape.label} do not fit into fp32")
-    exact = left.operand.value() @ right.operand.value().T
-    ties = (exact.float().view(torch.int32) & 0xFFFF) == 0x8000
-    if shape.m * shape.n >= 256 and not ties.any():
-        raise ProbeError(f"rounding probe: no tie among the results of {shape.label}; it would prove nothing")
-    return ExactGemm(GemmProblem(left.operand, right.operand), exact.float().to(torch.bfloat16), 24)
-
-
-def _plain_side(draw: Draw, rows: int, k: int, global_scale: float) -> _Side:
-    codes = _with_six(draw, draw.choice(ALL_CODES, (rows, k // BLOCK, BLOCK))).reshape(rows, k).to(torch.uint8)
-    row = draw.powers(-2, 3, (rows, 1))
-    eighths = draw.choice(BINADE, (rows, k // BLOCK))
-    eighths[::2] = 8  # every other row without mantissas: fewer significant bits, more ties
-    block_scale = (row * eighths / 8).to(torch.float8_e4m3fn)
-    operand = Fp4Operand(codes, block_scale, torch.tensor(global_scale, device=draw.device))
-    return _Side(operand, (0.5 / 8 * global_scale * row)[:, 0])

@@ -73,4 +73,28 @@ class MoeShape:
         return weights + self.tokens * self.hidden * ((fp4_bytes if fp4_activations else 2.0) + 2.0)
 
 
-Shape = GemmShape | MoeShape
+@dataclasses.dataclass(frozen=True)
+class QuantiseShape:
+    """bf16 [M, K] -> FP4 codes and block scales."""
+
+    m: int
+    k: int
+
+    op = "quantise"
+
+    @property
+    def label(self) -> str:
+        return f"m{self.m}k{self.k}"
+
+    @property
+    def flops(self) -> float:
+        """None that a tensor core would do; one comparison and one product a value, so that rates are finite."""
+        return 2.0 * self.m * self.k
+
+    def min_bytes(self, fp4_activations: bool) -> float:
+        """Read once in bf16, written once as codes and scales."""
+        return self.m * self.k * (2.0 + 0.5 + 1 / BLOCK)
+
+
+Shape = GemmShape | MoeShape | QuantiseShape
+SHAPES: dict[str, type[Shape]] = {kind.op: kind for kind in (GemmShape, MoeShape, QuantiseShape)}

@@ -1,0 +1,94 @@
+"""FlashInfer's activation quantisers, in each scale layout. Read in flashinfer 0.6.15.post1, quantization/fp4_quantization.py."""
+
+import dataclasses
+
+import torch
+
+from nvfp4lab.kernels.backends.base import Launch, needs_gpu
+from nvfp4lab.kernels.operands import QuantiseProblem
+from nvfp4lab.kernels.shapes import BLOCK, QuantiseShape
+from nvfp4lab.nvfp4.layouts import LINEAR, SWIZZLED_8X4, SWIZZLED_128X4, ScaleLayout
+from nvfp4lab.records import Target
+
+_SF_LAYOUT = {SWIZZLED_128X4.name: "layout_128x4", SWIZZLED_8X4.name: "layout_8x4", LINEAR.name: "layout_linear"}
+
+
+@dataclasses.dataclass(frozen=True)
+class FlashinferQuantise:
+    """`nvfp4_quantize` with its CUDA or CuTe-DSL kernel; scales are brought back to linear order before they are compared."""
+
+    layout: ScaleLayout
+    kernel: str = "cuda"
+    op: str = "quantise"
+    activations: str = "bf16"
+    arithmetic: str = "fp32"
+    conventions: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ("cuda_graph",)
+
+    @property
+    def name(self) -> str:
+        return f"flashinfer.nvfp4_quantize.{self.kernel}.{self.layout.name}"
+
+    def is_available(self) -> str | None:
+        return needs_gpu("flashinfer")
+
+    def can_run(self, target: Target, shape: QuantiseShape) -> str | None:
+        return None
+
+    def prepare(self, problem: QuantiseProblem) -> None:
+        return None
+
+    def bind(self, prepared: None, problem: QuantiseProblem, out: torch.Tensor) -> Launch:
+        import flashinfer
+
+        layout = getattr(flashinfer.SfLayout, _SF_LAYOUT[self.layout.name])
+        rows, columns = problem.x.shape
+        scale = problem.encode_scale.reshape(1)
+
+        def launch() -> torch.Tensor:
+            codes, scales = flashinfer.nvfp4_quantize(problem.x, scale, sfLayout=layout, do_shuffle=False, backend=self.kernel)
+            stored = scales.view(torch.uint8).reshape(self.layout.padded_shape(rows, columns // BLOCK))
+            linear = self.layout.to_linear(stored.contiguous(), rows, columns // BLOCK)
+            return torch.cat([codes.view(torch.uint8), linear], -1)
+
+        return launch
+
+
+@dataclasses.dataclass(frozen=True)
+class CodecQuantise:
+    """The lab's own codec under one convention: the CPU stand-in, and a check of the probe."""
+
+    convention: str
+    op: str = "quantise"
+    activations: str = "bf16"
+    arithmetic: str = "fp32"
+    conventions: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"codec.{self.convention}"
+
+    def is_available(self) -> str | None:
+        return None
+
+    def can_run(self, target: Target, shape: QuantiseShape) -> str | None:
+        return None
+
+    def prepare(self, problem: QuantiseProblem) -> None:
+        return None
+
+    def bind(self, prepared: None, problem: QuantiseProblem, out: torch.Tensor) -> Launch:
+        from nvfp4lab.kernels.probes_quantise import as_bytes
+        from nvfp4lab.nvfp4 import codec
+        from nvfp4lab.nvfp4.conventions import CONVENTIONS
+
+        convention = CONVENTIONS[self.convention]
+        return lambda: out.copy_(as_bytes(codec.quantize(problem.x, encode_scale=problem.encode_scale, convention=convention)))
+
+
+BACKENDS = (
+    *(CodecQuantise(name) for name in ("modelopt", "flashinfer")),
+    *(FlashinferQuantise(layout) for layout in (LINEAR, SWIZZLED_128X4, SWIZZLED_8X4)),
+    FlashinferQuantise(SWIZZLED_128X4, "cute-dsl"),
+)
