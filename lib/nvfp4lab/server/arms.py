@@ -1,15 +1,14 @@
 """An arm: one server configuration, and what it becomes on SGLang's command line.
 
 An arm says only what is asked. Where a field is None or "auto" the flag is left out, so that SGLang decides, and the
-log (not this file) says what it decided. `plan` sorts arms into those worth a start and those that are only listed.
+log (not this file) says what it decided.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -111,13 +110,16 @@ class Arm(pydantic.BaseModel):
         return words
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """`base` with the arm's own variables; on a host without CUDA also the stand-in for `sgl_kernel`."""
-        env = dict(base)
-        if self.on_cpu():
-            env["SGLANG_USE_CPU_ENGINE"] = "1"
-        if not processes_gpu.used_mib():
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STAND_IN), base.get("PYTHONPATH"))))
-        return env | self.env
+        """`environment_here` with what this arm needs and asks for."""
+        engine = {"SGLANG_USE_CPU_ENGINE": "1"} if self.on_cpu() else {}
+        return environment_here(base) | engine | self.env
+
+
+def environment_here(base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`base`, and on a host without CUDA the stand-in for `sgl_kernel`: an environment in which SGLang can be imported."""
+    if processes_gpu.used_mib():
+        return dict(base)
+    return {**base, "PYTHONPATH": os.pathsep.join(filter(None, (str(STAND_IN), base.get("PYTHONPATH"))))}
 
 
 def grid(base: Arm, **axes: Sequence[Any]) -> list[Arm]:
@@ -132,43 +134,6 @@ def grid(base: Arm, **axes: Sequence[Any]) -> list[Arm]:
         Arm.model_validate(fields | chosen | {"name": "+".join([base.name, *(_word(*item) for item in chosen.items())])})
         for chosen in combinations
     ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """An arm and whether it is worth a start; `reason` says why not."""
-
-    arm: Arm
-    start: bool
-    reason: str = ""
-
-
-def plan(
-    arms: Iterable[Arm], refusals: Mapping[str, str], moot: Mapping[str, str], gpus_here: int, on_request: Iterable[str] = ()
-) -> list[Planned]:
-    """Which arms to start; the others are listed with the reason, so that nothing is silently left out.
-
-    refusals: arm name -> what stage 1 proved to raise. moot: field of Arm -> why it touches nothing in this checkpoint;
-    of arms that differ only in moot fields the first is started. on_request: names started whatever stage 1 says.
-    """
-    seen: dict[str, str] = {}
-    planned = []
-    for arm in arms:
-        key = arm.model_copy(update={"name": "x"} | {field: None for field in moot}).model_dump_json()
-        twin = seen.setdefault(key, arm.name)
-        planned.append(_planned(arm, refusals.get(arm.name), twin, moot, gpus_here, arm.name in set(on_request)))
-    return planned
-
-
-def _planned(arm: Arm, refusal: str | None, twin: str, moot: Mapping[str, str], gpus_here: int, requested: bool) -> Planned:
-    if arm.gpus() > gpus_here:
-        return Planned(arm, False, f"needs {arm.gpus()} GPUs, this machine has {gpus_here}")
-    if refusal is not None and not requested:
-        return Planned(arm, False, f"proved to raise by reading the source: {refusal}")
-    if twin != arm.name and not requested:
-        reasons = [reason for field, reason in moot.items() if getattr(arm, field) is not None]
-        return Planned(arm, False, f"the same as {twin}: {'; '.join(reasons) or 'every field is equal'}")
-    return Planned(arm, True)
 
 
 def _word(field: str, value: Any) -> str:

@@ -6,26 +6,29 @@ whether it started, how far it came if not, whether it survived the questions, a
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nvfp4lab import stack
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Evidence, Number, Verdict, WrongKind
-from nvfp4lab.server.arms import Arm, Planned
+from nvfp4lab.server import arms_model, logs
+from nvfp4lab.server.arms import Arm
+from nvfp4lab.server.arms_plan import Planned
 from nvfp4lab.server.launch import Ending, Limits, Outcome, Server, StartFailed
 from nvfp4lab.server.states import State
-from nvfp4lab.source.fetch import cache_dir
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What the questions said about a server that answered. kind None: nothing wrong."""
+    """What the questions said about a server that answered. kind None: nothing wrong. void: why it says nothing about the arm."""
 
     kind: WrongKind | None = None
     reason: str = ""
     numbers: tuple[Number, ...] = ()
     details: Mapping = dataclasses.field(default_factory=dict)
+    void: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,25 +39,11 @@ class Judged:
     evidence: Evidence
     outcome: Outcome | None = None
     ending: Ending | None = None
-    log_text: str = ""
-
-
-def model_folder(model: str) -> Path:
-    """The checkpoint folder of an arm's `model`: a folder as it is, a fixture's name built once into the lab's cache."""
-    from nvfp4lab.nvfp4 import fixtures  # torch and transformers: only when a fixture is wanted
-
-    folder = Path(model).expanduser()
-    if (folder / "config.json").exists():
-        return folder
-    if model not in fixtures.FIXTURES:
-        known = ", ".join(fixtures.FIXTURES)
-        raise LabError(f"{model}: neither a checkpoint folder (no config.json there) nor a fixture model ({known})")
-    return fixtures.build(model, cache_dir() / "models" / model)
 
 
 def server_of(arm: Arm, run_dir: Path | str, limits: Limits, on_state: Callable[[State, float], None] = lambda *_: None) -> Server:
     """The (not yet started) server of an arm."""
-    folder = model_folder(arm.model)
+    folder = arms_model.model_folder(arm.model)
     return Server(arm.name, lambda port: arm.command(folder, port), arm.environment(), run_dir, limits, on_state)
 
 
@@ -68,11 +57,11 @@ def judge(
     """Give one arm its turn. Never raises for what a server does; Ctrl-C and a full disk come through."""
     arm = planned.arm
     if not planned.start:
-        return Judged(arm, _evidence(arm, Verdict.NOT_RUN, planned.reason, repro=_repro(arm)))
+        return Judged(arm, not_run(arm, planned.reason))
     try:
         server = server_of(arm, run_dir, limits, on_state)
     except LabError as error:
-        return Judged(arm, _evidence(arm, Verdict.NOT_RUN, str(error), repro=_repro(arm)))
+        return Judged(arm, not_run(arm, str(error)))
     try:
         with server:
             finding, lost = _questioned(server, ask)
@@ -93,18 +82,20 @@ def _questioned(server: Server, ask: Callable[[Server], Finding]) -> tuple[Findi
 def _answered(arm: Arm, server: Server, finding: Finding, lost: str | None, run_dir: Path | str) -> Judged:
     numbers = (*_life_numbers(server.outcome, server.ending), *finding.numbers)
     details = {**_life_details(server.outcome), **finding.details}
-    common = {"numbers": numbers, "details": details, "artefacts": _artefacts(server, run_dir), "repro": _repro(arm)}
+    common = {"numbers": numbers, "details": details, "artefacts": _artefacts(server, run_dir)}
     if lost:
         evidence = _evidence(arm, Verdict.CRASH, f"{lost} while it was being questioned", **common)
     elif finding.kind is not None:
         evidence = _evidence(arm, Verdict.WRONG, finding.reason, kind=finding.kind, **common)
+    elif finding.void:
+        evidence = _evidence(arm, Verdict.NOT_RUN, f"answered right, but {finding.void}", **common)
     else:
         evidence = _evidence(arm, Verdict.OK, finding.reason, **common)
-    return Judged(arm, evidence, server.outcome, server.ending, server.log_text())
+    return Judged(arm, evidence, server.outcome, server.ending)
 
 
 def _failed(arm: Arm, server: Server, outcome: Outcome, run_dir: Path | str) -> Judged:
-    verdict, reason, details = _why(outcome, server.log_text())
+    verdict, reason, details = why_failed(outcome)
     evidence = _evidence(
         arm,
         verdict,
@@ -112,14 +103,20 @@ def _failed(arm: Arm, server: Server, outcome: Outcome, run_dir: Path | str) -> 
         numbers=_life_numbers(outcome, server.ending),
         details={**_life_details(outcome), **details},
         artefacts=_artefacts(server, run_dir),
-        repro=_repro(arm),
     )
-    return Judged(arm, evidence, outcome, server.ending, server.log_text())
+    return Judged(arm, evidence, outcome, server.ending)
 
 
-def _why(outcome: Outcome, log_text: str) -> tuple[Verdict, str, dict]:
-    verdict = Verdict.HANG if outcome.state is State.HUNG else Verdict.CRASH
-    return verdict, outcome.reason, {}
+def why_failed(outcome: Outcome) -> tuple[Verdict, str, dict]:
+    """(verdict, one sentence, details) of a start that failed: what the log says, else how the process ended.
+
+    A log that shows no failure does not acquit a server that ended or hung.
+    """
+    told = logs.classify(outcome.log, "timeout" if outcome.state is State.HUNG else outcome.exit_code)
+    ended = Verdict.HANG if outcome.state is State.HUNG else Verdict.CRASH
+    explained = told.verdict in (Verdict.UNSUPPORTED, Verdict.OOM, Verdict.CRASH, Verdict.HANG)
+    reason = f"{outcome.reason}: {told.line}" if explained and told.line else outcome.reason
+    return told.verdict if explained else ended, reason, {"classification": told.as_contract()}
 
 
 def _life_numbers(outcome: Outcome, ending: Ending) -> tuple[Number, ...]:
@@ -140,9 +137,12 @@ def _artefacts(server: Server, run_dir: Path | str) -> tuple[str, ...]:
     return (os.path.relpath(server.outcome.log, run_dir),) if server.outcome else ()
 
 
-def _repro(arm: Arm) -> str:
-    return f"nvfp4lab run PARAMS --only 31  # arm {arm.name}: {' '.join(['--model-path', arm.model, *arm.backend_flags()])}"
+def not_run(arm: Arm, reason: str) -> Evidence:
+    """The record of an arm that was not started."""
+    return _evidence(arm, Verdict.NOT_RUN, reason)
 
 
 def _evidence(arm: Arm, verdict: Verdict, reason: str, **fields) -> Evidence:
-    return Evidence("server", f"arm:{arm.name}", stack.here(), stack.capture(), verdict, fields.pop("repro"), reason, **fields)
+    details = {"arm": arm.model_dump(exclude_defaults=True), **fields.pop("details", {})}
+    repro = f"nvfp4lab run PARAMS --only 31  # arm {arm.name}: {shlex.join(['--model-path', arm.model, *arm.backend_flags()])}"
+    return Evidence("server", f"arm:{arm.name}", stack.here(), stack.capture(), verdict, repro, reason, details=details, **fields)

@@ -1,50 +1,45 @@
-"""The server matrix: every arm of the params gets its turn, its evidence goes to the ledger, tables and KL come from it."""
+"""The server matrix: every arm of the params gets its turn; its evidence goes to the ledger, pictures and tables come from it."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas
 
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Ledger
-from nvfp4lab.server import arms, arms_judge, arms_scores, processes, processes_gpu
+from nvfp4lab.server import arms_judge, arms_plan, arms_reference, processes, which_kernel_witness
+from nvfp4lab.server.arms import Arm
+from nvfp4lab.server.arms_ask import AgainstFirst, AgainstReference
 from nvfp4lab.server.arms_judge import Finding, Judged
-from nvfp4lab.server.arms_scores import Interview
 from nvfp4lab.server.launch import Limits, Server
 
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """All arms after their turns. interviews: by arm name, of those that answered."""
+    """All arms after their turns. asked: the questions with what was answered."""
 
     judged: tuple[Judged, ...]
-    interviews: dict[str, Interview]
+    asked: AgainstReference | AgainstFirst
 
     @property
     def evidence(self) -> list[Evidence]:
         """One record per arm, in the order of the params."""
         return [row.evidence for row in self.judged]
 
-    def canary_table(self) -> pandas.DataFrame:
-        """One row per prompt, one column per arm that answered."""
-        columns = {name: {a.prompt: _told(a) for a in interview.answers} for name, interview in self.interviews.items()}
-        return pandas.DataFrame(columns).rename_axis("prompt")
+    def answer_table(self) -> pandas.DataFrame:
+        """One row per prompt, one column per arm that answered (and the reference)."""
+        return pandas.DataFrame(self.asked.answers).rename_axis("prompt")
 
-    def kl_nats(self) -> dict[str, list[float]]:
-        """Per arm: KL from the first arm of the params at each scored token; {} when that one did not answer."""
-        reference = self.interviews.get(self.judged[0].arm.name)
-        others = {name: interview for name, interview in self.interviews.items() if interview is not reference}
-        if reference is None:
-            return {}
-        return {
-            name: [kl for p, q in zip(reference.scores, other.scores, strict=True) for kl in arms_scores.kl_by_token(p, q)]
-            for name, other in others.items()
+    def number_table(self) -> pandas.DataFrame:
+        """Every number of every started arm, with its interval where it has one; one column per arm."""
+        columns = {
+            row.arm.name: {f"{n.name}, {n.unit}": _shown(n.value, n.low, n.high) for n in row.evidence.numbers}
+            for row in self.judged
+            if row.ending
         }
-
-    def remains_table(self) -> pandas.DataFrame:
-        """What each started arm left behind, and how long start and end took."""
-        rows = {row.arm.name: {f"{n.name}, {n.unit}": n.value for n in row.evidence.numbers} for row in self.judged if row.ending}
-        return pandas.DataFrame.from_dict(rows, orient="index")
+        return pandas.DataFrame(columns).fillna("")
 
 
 def matrix(p: Params) -> Matrix:
@@ -53,25 +48,41 @@ def matrix(p: Params) -> Matrix:
     Reports what an earlier, killed lab left running in the same run folder, and leaves it alone.
     """
     for left in processes.leftovers(p.run_dir):
-        print(
-            f"{left.name}: still running from an earlier start (pids {sorted(member.pid for member in left.family())}); left alone"
-        )
+        pids = sorted(member.pid for member in left.family(thorough=True))
+        print(f"{left.name}: still running from an earlier start (pids {pids}); left alone")
     limits = Limits(idle_s=p.start_idle_s, spinning_s=p.start_spinning_s)
-    planned = arms.plan(p.arms, {}, {}, len(processes_gpu.used_mib()), p.start_on_request)
-    ledger, interviews, judged = Ledger(Path(p.run_dir) / "ledger.jsonl"), {}, []
-
-    def ask(server: Server) -> Finding:
-        interviews[server.name] = arms_scores.interview(server.url, p.canary_tokens)
-        return interviews[server.name].finding()
-
+    planned = arms_plan.of_params(p)
+    ask = _questions(p, [item.arm for item in planned if item.start])
+    ledger, judged = Ledger(Path(p.run_dir) / "ledger.jsonl"), []
     for item in planned:
         name = item.arm.name
-        row = arms_judge.judge(item, p.run_dir, limits, ask, lambda state, s, name=name: print(f"{name}: {state} after {s:.0f} s"))
+        everything = functools.partial(_with_kernel, ask, item.arm, p)
+        row = arms_judge.judge(
+            item, p.run_dir, limits, everything, lambda state, s, name=name: print(f"{name}: {state} after {s:.0f} s")
+        )
         ledger.append(row.evidence)
         print(f"{name}: {row.evidence.verdict} {row.evidence.reason}".rstrip())
         judged.append(row)
-    return Matrix(tuple(judged), interviews)
+    return Matrix(tuple(judged), ask)
 
 
-def _told(answer: arms_scores.Answer) -> str:
-    return answer.text.strip() if answer.kind is None else f"{answer.text.strip()}  [{answer.kind}: {answer.why}]"
+def _with_kernel(ask: Callable[[Server], Finding], arm: Arm, p: Params, server: Server) -> Finding:
+    """What `ask` finds, and whether route, log and trace agree on the kernel that ran."""
+    finding = ask(server)
+    if not p.profile_decode:
+        return finding
+    agreements = which_kernel_witness.testify(server, arm, p.run_dir)
+    void = "; ".join(f"{agreement.operation}: {agreement.why}" for agreement in agreements if not agreement.ok)
+    details = {**finding.details, "kernels": [dataclasses.asdict(agreement) for agreement in agreements]}
+    return dataclasses.replace(finding, details=details, void=void)
+
+
+def _questions(p: Params, arms: list[Arm]) -> AgainstReference | AgainstFirst:
+    sticks = {arm.name: arms_reference.yardstick(arm.model, p) for arm in arms}
+    if all(sticks.values()):
+        return AgainstReference(sticks, p.quality_concurrency)
+    return AgainstFirst(p.arms[0].name, p.canary_tokens)
+
+
+def _shown(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.4g}, {high:.4g}]"

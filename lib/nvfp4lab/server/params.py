@@ -41,6 +41,12 @@ class ServerParams(pydantic.BaseModel):
     start_on_request: list[str] = pydantic.Field([], description="arms to start although stage 1 proves that they raise")
     start_idle_s: Seconds = pydantic.Field(180.0, description="a start without any progress for so long is hung")
     start_spinning_s: Seconds = pydantic.Field(1800.0, description="a start with nothing but CPU time for so long is hung")
+    reference_model: str | None = pydantic.Field(None, description="bf16 checkpoint that arms are held to; fixtures know theirs")
+    ideal_model: str | None = pydantic.Field(None, description="dequantised weights: what perfect NVFP4 kernels would compute with")
+    quality_prompts_per_category: int | None = pydantic.Field(1, ge=1, description="prompts of each kind; None: the whole set")
+    quality_answer_tokens: int = pydantic.Field(6, ge=2, le=512, description="tokens of the reference's answer that are compared")
+    quality_context_tokens: int | None = pydantic.Field(256, ge=64, description="longest prompt; None: the model's window")
+    quality_concurrency: int = pydantic.Field(4, ge=1, le=4096, description="at which everything is asked once more")
     canary_tokens: int = pydantic.Field(12, ge=1, le=4096, description="tokens asked of each canary prompt")
     concurrencies: list[Annotated[int, pydantic.Field(ge=1, le=4096)]] = pydantic.Field(
         [1, 4], min_length=1, description="requests in flight at a time"

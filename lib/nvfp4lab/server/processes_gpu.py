@@ -5,7 +5,7 @@ import functools
 
 
 @functools.cache
-def _nvml():
+def nvml():
     """The NVML binding, initialised once a process; None without driver or binding."""
     try:
         import pynvml
@@ -19,11 +19,11 @@ def _nvml():
 
 def used_mib() -> tuple[float, ...]:
     """Memory in use on each GPU of this machine, in MiB; () without a GPU."""
-    nvml = _nvml()
-    if nvml is None:
+    binding = nvml()
+    if binding is None:
         return ()
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    return tuple(nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20 for handle in handles)
+    handles = [binding.nvmlDeviceGetHandleByIndex(index) for index in range(binding.nvmlDeviceGetCount())]
+    return tuple(binding.nvmlDeviceGetMemoryInfo(handle).used / 2**20 for handle in handles)
 
 
 def above(before_mib: tuple[float, ...]) -> float:

@@ -1,0 +1,155 @@
+"""Drives load by SGLang's own serving benchmark, and keeps what it says of every single request.
+
+with Client(run_dir, env) as client:
+    run = client.run(server.url, tokenizer, LoadShape(...), concurrency=8, requests=24, seed=1)
+    run.output_tok_s
+"""
+
+import contextlib
+import dataclasses
+import json
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from nvfp4lab.errors import LabError
+from nvfp4lab.server import load_driver, load_stub
+from nvfp4lab.server.params import LoadShape, Slo
+
+RUN_LIMIT_S = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request of a run. ttft_s: to the first token; latency_s: to the last; error: empty when it was answered."""
+
+    ttft_s: float
+    latency_s: float
+    output_tokens: int
+    error: str = ""
+
+    @property
+    def tpot_s(self) -> float:
+        """Time per output token after the first; 0 for a single token, as SGLang counts it."""
+        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether it was answered within every service level that is set."""
+        observed = ((self.ttft_s, slo.ttft_ms), (self.tpot_s, slo.tpot_ms), (self.latency_s, slo.e2e_ms))
+        return not self.error and all(limit is None or seconds * 1000 <= limit for seconds, limit in observed)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadRun:
+    """One run of the benchmark at one concurrency. itl_s: every gap between two tokens of one request."""
+
+    shape: LoadShape
+    concurrency: int
+    duration_s: float
+    requests: tuple[Request, ...]
+    itl_s: tuple[float, ...]
+
+    @property
+    def output_tok_s(self) -> float:
+        return sum(request.output_tokens for request in self.requests if not request.error) / self.duration_s
+
+    @property
+    def request_s(self) -> float:
+        return sum(not request.error for request in self.requests) / self.duration_s
+
+    def goodput_s(self, slo: Slo) -> float:
+        """Requests per second that met `slo`."""
+        return sum(request.meets(slo) for request in self.requests) / self.duration_s
+
+    def unanswered(self) -> str | None:
+        """What became of requests that got no answer; None when all did."""
+        failed = [request.error for request in self.requests if request.error]
+        if not failed:
+            return None
+        first = failed[0].strip().splitlines()[-1][:160]
+        return f"{len(failed)} of {len(self.requests)} requests failed, the first with: {first}"
+
+    def cut_short(self) -> str | None:
+        """Answers shorter than asked though the end-of-text token is ignored; None when there are none."""
+        short = sum(request.output_tokens < self.shape.output_tokens for request in self.requests)
+        return f"{short} of {len(self.requests)} answers are shorter than asked" if short else None
+
+
+class Client:
+    """The benchmark in a process of its own, imported once, as a context manager.
+
+    env: the whole environment, in which `import sglang` works.
+    """
+
+    def __init__(self, run_dir: Path | str, env: Mapping[str, str]):
+        self.log = Path(run_dir) / "logs" / "load_client.log"
+        self._env = dict(env)
+
+    def __enter__(self) -> "Client":
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._process = subprocess.Popen(
+            [sys.executable, load_driver.__file__, str(self.log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self._env,
+            start_new_session=True,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *exception) -> None:
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def run(self, url: str, tokenizer: Path | str, shape: LoadShape, concurrency: int, requests: int, seed: int) -> LoadRun:
+        """One run of `requests` requests with random token ids. Raises LabError when the benchmark fails or takes too long."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "result.jsonl"
+            arguments = ["--backend", "sglang", "--base-url", url, "--model", str(tokenizer), "--tokenizer", str(tokenizer)]
+            arguments += ["--dataset-name", "random-ids", "--random-range-ratio", "1", "--num-prompts", str(requests)]
+            arguments += ["--random-input-len", str(shape.input_tokens), "--random-output-len", str(shape.output_tokens)]
+            arguments += ["--max-concurrency", str(concurrency), "--warmup-requests", "1", "--seed", str(seed)]
+            arguments += ["--output-file", str(output), "--output-details", "--disable-tqdm"]
+            code = self._ask(arguments, RUN_LIMIT_S)
+            if code != 0 or not output.exists():
+                raise LabError(f"SGLang's benchmark failed with exit code {code}; its log: {self.log}")
+            return parse(json.loads(output.read_text(encoding="utf-8").splitlines()[-1]), shape, concurrency)
+
+    def _ask(self, arguments: list[str], timeout_s: float) -> int:
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            raise LabError(f"SGLang's benchmark did not finish within {timeout_s:.0f} s; its log: {self.log}")
+        reply = self._process.stdout.readline()
+        if not reply:
+            raise LabError(f"SGLang's benchmark died (exit code {self._process.wait()}); its log: {self.log}")
+        return json.loads(reply)["exit"]
+
+
+def parse(result: Mapping, shape: LoadShape, concurrency: int) -> LoadRun:
+    """A LoadRun from one result line of the benchmark, written with --output-details."""
+    rows = zip(result["ttfts"], result["itls"], result["output_lens"], result["errors"], strict=True)
+    requests = tuple(Request(ttft, ttft + sum(itls), tokens, error or "") for ttft, itls, tokens, error in rows)
+    gaps = tuple(gap for itls in result["itls"] for gap in itls)
+    return LoadRun(shape, concurrency, result["duration"], requests, gaps)
+
+
+@contextlib.contextmanager
+def stub_server():
+    """The URL of a running stub server, which is gone afterwards."""
+    process = subprocess.Popen([sys.executable, "-I", "-S", load_stub.__file__], stdout=subprocess.PIPE, text=True)
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

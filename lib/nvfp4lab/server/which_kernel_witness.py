@@ -1,0 +1,107 @@
+"""Takes the three testimonies of one running server: route from the ledger, its log, a trace of a decode step."""
+
+import contextlib
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import requests
+
+from nvfp4lab.records import Evidence, Ledger
+from nvfp4lab.server import arms_model, which_kernel
+from nvfp4lab.server.arms import Arm
+from nvfp4lab.server.launch import Server
+from nvfp4lab.server.which_kernel import PLAIN, Agreement, Family, Operation
+
+DECODE_TOKENS = 24  # long enough that the profiler starts while the answer is still being written
+TRACE_LIMIT_S = 120.0
+
+
+def operations(fp4_layers: Mapping[str, int]) -> tuple[Operation, ...]:
+    """What must be traced for a checkpoint with these FP4 layers by kind (`audit(...).summary.fp4`)."""
+    dense = fp4_layers.get("dense", 0) + fp4_layers.get("shared_expert", 0)
+    found = (("fp4_gemm", dense), ("moe", fp4_layers.get("routed_expert", 0)))
+    return tuple(operation for operation, layers in found if layers) or (PLAIN,)
+
+
+def testify(server: Server, arm: Arm, run_dir: Path | str) -> list[Agreement]:
+    """One agreement per FP4 operation of the arm's checkpoint; routes come from the run's ledger, the trace stays in `traces/`."""
+    from nvfp4lab.nvfp4 import audit  # torch
+
+    fp4_layers = audit.audit(arms_model.model_folder(arm.model)).summary.fp4
+    return agreements(server, arm, fp4_layers, Ledger(Path(run_dir) / "ledger.jsonl"), Path(run_dir) / "traces")
+
+
+def agreements(
+    server: Server, arm: Arm, fp4_layers: Mapping[str, int], records: Iterable[Evidence], folder: Path
+) -> list[Agreement]:
+    """`testify` with everything given."""
+    trace = decode_trace(server.url, folder / arm.name, on_gpu=not arm.on_cpu())
+    names = which_kernel.kernel_names(trace) if trace else None
+    log, records = server.log_text(), list(records)
+    return [
+        which_kernel.agreement(
+            operation,
+            Family.PLAIN if operation == PLAIN else route_family(arm, operation, records),
+            which_kernel.of_log(log, operation),
+            which_kernel.of_trace(names, operation) if names is not None else None,
+        )
+        for operation in operations(fp4_layers)
+    ]
+
+
+def route_family(arm: Arm, operation: Operation, records: Iterable[Evidence]) -> Family | None:
+    """What the ledger's route record for this arm's flag ends in; None without such a record."""
+    flag = (arm.moe_runner_backend if operation == "moe" else arm.fp4_gemm_backend) or "auto"
+    about = [record for record in records if record.stage == "source" and record.subject.startswith(f"{operation}:{flag}:")]
+    families = {which_kernel.of_route(record.details, flag) for record in about}
+    return families.pop() if len(families) == 1 else None
+
+
+def decode_trace(url: str, folder: Path, on_gpu: bool) -> Path | None:
+    """Trace of a decode step, taken while an answer is being written; None when the server gives none.
+
+    A request streams in the background; the profiler is started after its first token, so that prefill is not in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before = set(folder.rglob("*.json*"))
+    writing = threading.Event()
+    request = threading.Thread(target=_write_answer, args=(url, writing), daemon=True)
+    request.start()
+    writing.wait(TRACE_LIMIT_S)
+    asked = {
+        "output_dir": str(folder.resolve()),
+        "num_steps": 1,
+        "activities": ["CPU", "GPU"] if on_gpu else ["CPU"],
+        "with_stack": False,
+        "record_shapes": False,
+    }
+    with contextlib.suppress(requests.RequestException):
+        requests.post(f"{url}/start_profile", json=asked, timeout=TRACE_LIMIT_S)
+        request.join(TRACE_LIMIT_S)
+        return _wait_for_trace(folder, before)
+    return None
+
+
+def _write_answer(url: str, writing: threading.Event) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": DECODE_TOKENS, "ignore_eos": True}
+    body = {"text": "Once upon a time", "sampling_params": sampling, "stream": True}
+    try:
+        for _ in requests.post(f"{url}/generate", json=body, stream=True, timeout=TRACE_LIMIT_S).iter_lines():
+            writing.set()
+    except requests.RequestException:
+        writing.set()  # there will be no trace; whoever asked looks at the server itself
+
+
+def _wait_for_trace(folder: Path, before: set[Path]) -> Path | None:
+    """The first new trace that can be read to its end: the profiler writes it after the step, in the background."""
+    deadline = time.monotonic() + TRACE_LIMIT_S
+    while time.monotonic() < deadline:
+        for path in sorted(set(folder.rglob("*.json*")) - before):
+            with contextlib.suppress(OSError, EOFError, ValueError, zlib.error, KeyError):
+                if which_kernel.kernel_names(path):
+                    return path
+        time.sleep(0.5)
+    return None
