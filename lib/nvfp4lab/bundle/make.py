@@ -89,7 +89,5 @@ def _write_fixtures(request: Request, say: Callable[[str], None]) -> None:
     from nvfp4lab.nvfp4 import fixtures  # here: imports torch
 
     for name in request.fixtures:
-        folder = request.bundle / "models" / name
-        if not (folder / "config.json").exists():
-            say(f"fixture {name}")
-            fixtures.write(name, folder)
+        say(f"fixture {name}")
+        fixtures.build(name, request.bundle / "models" / name)

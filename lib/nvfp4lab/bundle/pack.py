@@ -24,6 +24,7 @@ export PATH="$NVFP4LAB_BUNDLE/bin:$PATH"
 # The kernels compiled beforehand; what is missing there is compiled into the same place.
 export TVM_FFI_CACHE_DIR="$NVFP4LAB_BUNDLE/cache/tvm-ffi"
 export FLASHINFER_WORKSPACE_BASE="$NVFP4LAB_BUNDLE/cache/flashinfer"
+export NVFP4LAB_CACHE="$NVFP4LAB_BUNDLE"  # fixture models lie in models/
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 if [ -z "${{CUDA_HOME:-}}" ]; then
   CUDA_HOME=/usr/local/cuda

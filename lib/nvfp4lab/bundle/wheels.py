@@ -157,9 +157,9 @@ def drop_host_packages(site: Path, host_brings: Iterable[str], host: Mapping[str
         gone = [item for item in importlib.metadata.distributions(path=[str(site)]) if _is_brought(item, needs, host_brings, host)]
         if not gone:
             return dropped
+        dropped += [canonical(distribution.name) for distribution in gone]
         for distribution in gone:
             _remove(site, distribution)
-            dropped.append(canonical(distribution.name))
 
 
 def _is_brought(item: importlib.metadata.Distribution, needs, host_brings: Iterable[str], host: Mapping[str, str | None]) -> bool:
