@@ -13,6 +13,7 @@ class KernelParams(pydantic.BaseModel):
     gate_seeds: int = pydantic.Field(20, ge=1, le=10000, description="seeds for the gate's false-alarm count")
     kernel_backends: list[str] = pydantic.Field([], description="backends by name; empty: every one the lab knows")
     kernel_probes: list[str] = pydantic.Field([], description="probes by name; empty: those that fit each backend")
+    kernel_seeds: int = pydantic.Field(1, ge=1, le=1000, description="seeds of each probe")
     kernel_models: list[str] = pydantic.Field(
         ["tiny"], description="model shapes by name (see case_models), or paths of config.json files"
     )

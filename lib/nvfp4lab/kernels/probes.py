@@ -241,6 +241,13 @@ _PROBES = (
         "a single wrong code; anything as small as one flipped tie of the intermediate",
         _realistic_moe,
     ),
+    Probe(
+        "quantise_codes",
+        "quantise",
+        "any code or scale that no named convention gives: ties, zero and tiny blocks, overflowing scales, outliers",
+        "whether the convention is the one that a checkpoint was made with",
+        _quantise,
+    ),
     *(
         Probe(
             relation.name,
@@ -260,10 +267,3 @@ def find(name: str) -> Probe:
     if name not in PROBES:
         raise LabError(f"no probe {name!r}; there are {', '.join(PROBES)}")
     return PROBES[name]
-
-
-# Rows at and around every tile height in use (arXiv 2606.27396: boundary shapes find 78 % of bugs without a false
-# positive, regular shapes none of those in tail masks); 2001 is the off-bucket M of flashinfer #3192.
-BOUNDARY_M = (*range(1, 18), 127, 128, 129, 2001)
-BOUNDARY_N = (16, 32, 48, 64, 80, 128, 144, 256, 272)
-BOUNDARY_K = (16, 32, 48, 64, 96, 128, 160, 256, 272)
