@@ -14,9 +14,6 @@ MODELS: dict[str, Mapping[str, Any]] = {
     "tiny": {
         "hidden_size": 128,
         "intermediate_size": 256,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 128,

@@ -17,7 +17,7 @@ class KernelParams(pydantic.BaseModel):
     kernel_models: list[str] = pydantic.Field(
         ["tiny"], description="model shapes by name (see case_models), or paths of config.json files"
     )
-    kernel_tokens: list[int] = pydantic.Field([1, 16, 129], min_length=1, description="rows M of each kernel call")
+    kernel_tokens: list[int] = pydantic.Field([1, 129], min_length=1, description="rows M of each kernel call")
     kernel_tp: list[int] = pydantic.Field([1], min_length=1, description="tensor-parallel sizes that shapes are split for")
     kernel_ep: list[int] = pydantic.Field([1], min_length=1, description="expert-parallel sizes that experts are split for")
     kernel_variants: list[Variant] = pydantic.Field(

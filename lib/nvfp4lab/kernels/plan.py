@@ -29,6 +29,9 @@ def cases(p: KernelParams) -> tuple[Case, ...]:
 def _of_backend(p: KernelParams, backend: Backend, asked: list[Probe]) -> Iterator[Case]:
     fitting = [probe for probe in asked if probe.op == backend.op and (backend.activations == "bf16" or not probe.weight_only)]
     placed = [one for one in shapes(p) if one.shape.op == backend.op]
+    if backend.is_available() is not None and placed and fitting:  # one row that says why is enough
+        yield Case(backend.name, fitting[0].name, placed[0].shape, source=placed[0].source)
+        return
     for place, probe, seed in itertools.product(placed, fitting, range(p.kernel_seeds)):
         timed = p.kernel_timed and probe.name in _TIMED and backend.op != "quantise" and seed == 0
         yield Case(backend.name, probe.name, place.shape, seed, timed=timed, source=place.source)
