@@ -10,21 +10,35 @@ from nvfp4lab.server.quality_symptoms import symptoms
 from quality_stub import log_softmax
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_kl_is_a_lower_bound_that_more_tokens_tighten(seed: int) -> None:
+def merged(p: dict[int, float], q: dict[int, float]) -> float:
+    """KL with everything unlisted in one bucket: valid, and weaker."""
+    shared = p.keys() & q.keys()
+    pairs = [(math.exp(p[token]), math.exp(q[token])) for token in shared]
+    rest = (max(1 - sum(a for a, _ in pairs), 1e-300), max(1 - sum(b for _, b in pairs), 1e-12))
+    return sum(a * math.log(a / b) for a, b in [*pairs, rest])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kl_is_a_lower_bound_and_tighter_than_one_bucket(seed: int) -> None:
     random = np.random.default_rng(seed)
-    p, q = log_softmax(random.normal(0, 3, 500)), log_softmax(random.normal(0, 3, 500))
+    logits = random.normal(0, 3, 500)
+    p, q = log_softmax(logits), log_softmax(logits + random.normal(0, (0.1, 3.0)[seed % 2], 500))
     exact = float(np.sum(np.exp(p) * (p - q)))
-    full = {top: kl_nats(cut(dict(enumerate(p.tolist())), 64), cut(dict(enumerate(q.tolist())), top)) for top in (5, 20, 500)}
-    assert 0 <= full[5] <= exact + 1e-9 and full[20] <= exact + 1e-9 and full[500] <= exact + 1e-9
+    ours = cut(dict(enumerate(p.tolist())), 64)
+    for top in (3, 20, 400):
+        theirs = cut(dict(enumerate(q.tolist())), top)
+        assert merged(ours, theirs) - 1e-9 <= kl_nats(ours, theirs) <= exact + 1e-9
+    assert kl_nats(ours, cut(dict(enumerate(q.tolist())), 20)) > 0.25 * exact
     everything = kl_nats(dict(enumerate(p.tolist())), dict(enumerate(q.tolist())))
     assert everything == pytest.approx(exact, rel=1e-6)
 
 
 def test_kl_of_equal_and_of_disjoint_rows() -> None:
     row = {1: math.log(0.7), 2: math.log(0.3)}
-    assert kl_nats(row, row) == pytest.approx(0.0, abs=1e-12)
-    assert 5 < kl_nats(row, {8: math.log(0.999), 9: math.log(0.0005)}) < 30 or kl_nats(row, {8: -0.001, 9: -7.6}) == 0.0
+    disjoint = {8: math.log(0.999), 9: math.log(0.0005)}
+    assert kl_nats(row, row) == pytest.approx(0.0, abs=1e-9)
+    at_least = 0.7 * math.log(0.7 / 0.0005) + 0.3 * math.log(0.3 / 0.0005)  # neither token can have more than 0.0005
+    assert kl_nats(row, disjoint) >= at_least > 6 and merged(row, disjoint) == pytest.approx(0.0, abs=1e-6)
     assert top1({4: -1.0, 3: -1.0, 9: -2.0}) == 3
     assert not is_sound(None) and not is_sound({}) and not is_sound({1: None}) and not is_sound({1: math.nan}) and is_sound(row)
     assert not is_sound({1: 0.5})  # a log-probability above 0 is none
