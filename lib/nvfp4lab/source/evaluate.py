@@ -185,8 +185,8 @@ class Evaluator:
         if isinstance(base, Reference):
             member = self.vocabulary.enum_member(base.dotted.rsplit(".", 1)[-1], name)
             return member or Reference(f"{base.dotted}.{name}")
-        if isinstance(base, Self) and name in base.attributes:
-            return base.attributes[name]
+        if isinstance(base, Self) and not isinstance(known := base.attributes.get(name, UNKNOWN), Unknown):
+            return known
         if isinstance(base, Self) and name in base.owner.methods:
             method = base.owner.methods[name]
             return self.returned(method, {"self": base}) if _is_property(method) else Reference(method.dotted)

@@ -53,12 +53,18 @@ def _event_facts(reading: Reading, definition: Definition, event: Event, subject
     elif event.kind == "raise":
         value = f"{_condition_text(event)} -> {event.dotted}"
         yield _checked(reading, definition, event, subject, "raises_on", value)
-    elif "." in event.dotted and isinstance(event.value, bool | str | int):
+    elif "." in event.dotted and isinstance(event.value, bool | str | int) and _is_side_effect(event, subject):
         name = event.dotted.rsplit(".", 1)[-1]
         text = f"{name}={event.value}"
         yield _checked(reading, definition, event, subject, "side_effect", text)
         if "topk" in _log_after(definition, event) and subject.startswith("moe:"):
             yield _checked(reading, definition, event, subject.replace("moe:", "topk:", 1), "side_effect", text)
+
+
+def _is_side_effect(event: Event, subject: str) -> bool:
+    """Settings of other fields by a backend that was chosen; what `auto` becomes is told by `moe_auto`."""
+    is_choice = event.dotted.endswith(("moe_runner_backend", "moe_a2a_backend"))
+    return not is_choice and subject.split(":")[1] not in ("auto", "none")
 
 
 def _assert_facts(reading: Reading, definition: Definition, event: Event, subject: str) -> Iterator[Fact]:

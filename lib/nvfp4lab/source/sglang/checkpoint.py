@@ -98,17 +98,21 @@ def _accepted(reading: Reading, config: Definition) -> Iterator[Fact]:
     """Algorithms: `if quant_method not in [...]: raise` when the config is parsed."""
     parse = config.methods.get("from_config")
     for branch in (node for node in ast.walk(parse.node) if isinstance(node, ast.If)) if parse else ():
-        test = branch.test
-        if not (
-            isinstance(test, ast.Compare)
-            and isinstance(test.ops[0], ast.NotIn)
-            and any(isinstance(n, ast.Raise) for n in branch.body)
-        ):
+        listed = _refused_unless_in(branch.test) if any(isinstance(node, ast.Raise) for node in branch.body) else None
+        if listed is None:
             continue
-        values = reading.evaluator(Scenario()).value(test.comparators[0], Frame(parse, parse.module))
+        values = reading.evaluator(Scenario()).value(listed, Frame(parse, parse.module))
         if isinstance(values, tuple) and all(isinstance(value, str) for value in values):
             at = (parse.file, branch.lineno)
             yield reading.fact("quant:modelopt_fp4", "accepted_quant_algo", list(values), at, scope=parse.scope)
+
+
+def _refused_unless_in(test: ast.expr) -> ast.expr | None:
+    """The collection of `x not in [...]` or `not x in [...]`."""
+    wanted: type[ast.cmpop] = ast.NotIn
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, wanted = test.operand, ast.In
+    return test.comparators[0] if isinstance(test, ast.Compare) and isinstance(test.ops[0], wanted) else None
 
 
 def _covered_layers(reading: Reading, config: Definition) -> Iterator[Fact]:

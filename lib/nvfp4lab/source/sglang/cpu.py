@@ -23,12 +23,11 @@ def read(reading: Reading) -> Iterator[Fact]:
 def _enabled_by(reading: Reading) -> Iterator[Fact]:
     """Environment variables that `is_cpu` reads."""
     for definition in reading.index.functions("is_cpu"):
-        for node in ast.walk(definition.node):
-            if isinstance(node, ast.Return) and node.value is not None:
-                for call in (inner for inner in ast.walk(node.value) if isinstance(inner, ast.Call) and inner.args):
-                    if isinstance(name := call.args[0], ast.Constant) and isinstance(name.value, str):
-                        at = (definition.file, node.lineno)
-                        yield reading.fact("cpu", "enabled_by", f"env {name.value}=1", at, scope=definition.scope)
+        for call in (node for node in ast.walk(definition.node) if isinstance(node, ast.Call) and node.args):
+            name = call.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str) and name.value.isupper():
+                at = (definition.file, call.lineno)
+                yield reading.fact("cpu", "enabled_by", f"env {name.value}=1", at, scope=definition.scope)
 
 
 def _blockers(reading: Reading) -> Iterator[Fact]:

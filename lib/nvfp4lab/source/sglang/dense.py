@@ -162,14 +162,34 @@ def _activation(reading: Reading, method: QuantMethod, apply: Definition) -> Ite
             continue
         name = ast.unparse(call.node.func)
         for target in sorted(apply.imports.get(name, ())):
+            if not _is_imported_on(reading, apply, target, cc):
+                continue
             yield from _quantizer(reading, subject, apply, call, target, cc)
+
+
+def _is_imported_on(reading: Reading, apply: Definition, target: Import, cc: capability.Capability) -> bool:
+    """Whether the module-level conditions around an import hold for a capability; an `except` branch does not count."""
+    evaluator, frame = reading.evaluator(Scenario.of(cc)), Frame(None, apply.module)
+    for node in ast.walk(apply.module.tree):
+        if isinstance(node, ast.If):
+            decided = evaluator.truth(node.test, frame) if _holds_line([*node.body, *node.orelse], target.line) else None
+            if decided is not None and not _holds_line(node.body if decided else node.orelse, target.line):
+                return False
+        elif isinstance(node, ast.Try) and any(_holds_line(handler.body, target.line) for handler in node.handlers):
+            return False
+    return True
+
+
+def _holds_line(body: list[ast.stmt], line: int) -> bool:
+    return any(node.lineno <= line <= (node.end_lineno or node.lineno) for node in body)
 
 
 def _quantizer(
     reading: Reading, subject: str, apply: Definition, call: Event, target: Import, cc: capability.Capability
 ) -> Iterator[Fact]:
     import_line = (apply.file, target.line)
-    if not target.dotted.startswith("sglang."):
+    wrapper = reading.index.resolve(target.dotted)
+    if not target.dotted.startswith("sglang.") or (wrapper is not None and isinstance(wrapper.node, ast.FunctionDef)):
         yield reading.fact(
             subject, "activation_quant", target.dotted, import_line, when={"cc_major": cc[0]}, also=chain(call), scope=apply.scope
         )

@@ -42,11 +42,30 @@ def find(reading: Reading, flow: Flow, scenario: Scenario, hops: tuple[Event, ..
     Calls that depend on fewest undecided conditions come first: an optional fast path is not the route.
     """
     candidates = [event for event in flow.of_kind("call") if _may_lead(event)]
-    candidates.sort(key=lambda event: sum(guard.holds for guard in event.guards))
+    tried = _tried_first(flow)
+    candidates.sort(key=lambda event: (event.line in tried, sum(guard.holds for guard in event.guards)))
     for event in candidates:
         if found := _follow(reading, event, scenario, hops, flow):
             return found
     return None
+
+
+def _tried_first(flow: Flow) -> set[int]:
+    """Lines of calls that may decline: `out = try_it(...)`, then `if out is not None: return out`. They serve special shapes."""
+    declinable = {
+        branch.test.left.id
+        for branch in ast.walk(flow.definition.node)
+        if isinstance(branch, ast.If)
+        and isinstance(branch.test, ast.Compare)
+        and isinstance(branch.test.ops[0], ast.IsNot)
+        and isinstance(branch.test.left, ast.Name)
+        and any(isinstance(node, ast.Return) for node in branch.body)
+    }
+    return {
+        event.node.value.lineno
+        for event in flow.of_kind("set")
+        if event.dotted in declinable and isinstance(event.node, ast.Assign)
+    }
 
 
 def _may_lead(event: Event) -> bool:

@@ -79,11 +79,10 @@ def _fails_everywhere(groups: list[tuple[list, MoePath]]) -> bool:
 
 
 def _wiring(reading: Reading, subject: str, reached: dict[str, MoePath]) -> Iterator[Fact]:
-    kinds = {path.wiring for path in reached.values()}
     for a2a, path in reached.items():
         if not path.wiring:
             continue
-        for when in [{"a2a": a2a}, *([{}] if len(kinds) == 1 and a2a == "none" else [])]:
+        for when in _whens(a2a):
             yield reading.fact(
                 subject, "wiring", path.wiring, _wiring_spot(path), when=when, also=_wiring_chain(reading, path), scope=_scope(path)
             )
@@ -93,6 +92,11 @@ def _wiring(reading: Reading, subject: str, reached: dict[str, MoePath]) -> Iter
         yield reading.fact(
             subject, "has_runner_core", path.core.value is not None, at, also=chain(path.core), scope=path.core.definition.scope
         )
+
+
+def _whens(a2a: str) -> list[dict[str, Any]]:
+    """`none` is the default a2a backend: what holds for it is also said without a condition."""
+    return [{"a2a": a2a}, {}] if a2a == "none" else [{"a2a": a2a}]
 
 
 def _wiring_spot(path: MoePath) -> Spot:
@@ -117,11 +121,10 @@ def _wiring_chain(reading: Reading, path: MoePath) -> list[Spot]:
 
 
 def _final_calls(reading: Reading, subject: str, reached: dict[str, MoePath], **conditions: Any) -> Iterator[Fact]:
-    kernels = {path.kernel.dotted for path in reached.values() if path.kernel}
     for a2a, path in reached.items():
         if path.kernel is None:
             continue
-        for when in [{"a2a": a2a}, *([{}] if len(kernels) == 1 and a2a == "none" else [])]:
+        for when in _whens(a2a):
             yield final_call(reading, subject, path, when | conditions)
 
 

@@ -8,7 +8,7 @@ from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.module import Definition
 from nvfp4lab.source.sglang.reading import Reading, chain, per_reading, spot
-from nvfp4lab.source.values import Reference, Scenario, Self
+from nvfp4lab.source.values import EnumValue, Reference, Scenario, Self
 
 _UNNAMED = "\0a backend that no branch names"
 _A2A_OF_DISPATCHER = {"Standard": "none", "Flashinfer": "flashinfer", "DeepEP": "deepep", "Mooncake": "mooncake", "Nixl": "nixl"}
@@ -33,16 +33,26 @@ def read(reading: Reading) -> Iterator[Fact]:
 
 @per_reading
 def _topk_output(reading: Reading, backend: str) -> Event | None:
-    """The assignment of `output_format` in TopK's CUDA forward for one backend."""
+    """The assignment of `output_format` in TopK for one backend: in its forward, or where it is bound to the experts."""
     for topk in reading.index.classes("TopK"):
-        forward = topk.methods.get("forward_cuda")
-        if forward is None:
-            continue
-        flow = reading.flow(forward, Scenario.of(None, moe_runner_backend=backend), {"self": Self(topk)})
-        chosen = [event for event in flow.of_kind("set") if event.dotted == "output_format" and isinstance(event.value, Reference)]
-        if chosen:
-            return min(chosen, key=lambda event: sum(guard.holds for guard in event.guards))
+        methods = [method for method in topk.methods.values() if "output_format = TopKOutputFormat" in ast.unparse(method.node)]
+        methods.sort(key=lambda method: "runner_backend" not in ast.unparse(method.node))
+        for method in methods:
+            env = {"self": Self(topk), "runner_backend": _runner(reading, backend)}
+            flow = reading.flow(method, _scenario(reading, backend), env)
+            for event in flow.of_kind("set"):
+                if event.dotted == "output_format" and isinstance(event.value, Reference):
+                    return event
     return None
+
+
+def _runner(reading: Reading, backend: str) -> EnumValue:
+    return EnumValue(reading.vocabulary.enums["moe_runner"].name, backend)
+
+
+def _scenario(reading: Reading, backend: str) -> Scenario:
+    """The backend as global flag, and as the `runner_backend` that 0.5.23 hands from the quant method to its layer."""
+    return Scenario.of(None, moe_runner_backend=backend, runner_backend=_runner(reading, backend))
 
 
 def topk_format(reading: Reading, backend: str) -> str | None:
@@ -67,8 +77,9 @@ def _topk(reading: Reading, backend: str) -> Iterator[Fact]:
 @per_reading
 def _layer_flows(reading: Reading, layer: Definition, backend: str) -> tuple[Flow, ...]:
     this = Self(layer)
-    scenario = Scenario.of(None, moe_runner_backend=backend)
-    names = [name for name in layer.methods if name == "__init__" or name.startswith(("_weight_loader", "weight_loader"))]
+    scenario = _scenario(reading, backend)
+    names = [name for name in layer.methods if name.startswith("_set_runner")]
+    names += [name for name in layer.methods if name == "__init__" or name.startswith(("_weight_loader", "weight_loader"))]
     return tuple(reading.flow(layer.methods[name], scenario, {"self": this}) for name in names)
 
 
@@ -103,30 +114,33 @@ def _swaps_shards(node: ast.AST) -> bool:
 
 def _scaling(reading: Reading, layer: Definition) -> Iterator[Fact]:
     """Backends for which the routed scaling factor is not folded into top-k of the NVFP4 method."""
+    for holder, expression in _scaling_expressions(layer):
+        parts = (inner for inner in ast.walk(expression) if isinstance(inner, ast.BoolOp) and isinstance(inner.op, ast.And))
+        for part in parts:
+            words = ast.unparse(part)
+            excluded = re.search(r"\bnot (?!None)(.*)", words)
+            if "NvFp4" not in words or excluded is None:
+                continue
+            calls = [inner for inner in ast.walk(part) if isinstance(inner, ast.Call)]
+            at = (layer.file, max(call.end_lineno for call in calls))
+            lines = {line for call in calls for line in (call.lineno, call.end_lineno)} | {expression.lineno}
+            text = "routed scaling factor not fused into top-k"
+            also = [(layer.file, line) for line in sorted(lines)]
+            for backend in re.findall(r"\.is_(\w+)\(\)", excluded[1]):
+                yield reading.fact(f"moe:{backend}:modelopt_fp4", "side_effect", text, at, also=also, scope=holder.scope)
+
+
+def _scaling_expressions(layer: Definition) -> Iterator[tuple[Definition, ast.expr]]:
+    """What decides `..._routed_scaling_factor_in_topk`: assigned in the layer, or returned by a function of that name."""
     init = layer.methods.get("__init__")
     for node in ast.walk(init.node) if init else ():
-        if not (isinstance(node, ast.Assign) and "routed_scaling_factor_in_topk" in ast.unparse(node.targets[0])):
-            continue
-        for part in (inner for inner in ast.walk(node.value) if isinstance(inner, ast.BoolOp) and isinstance(inner.op, ast.And)):
-            words = ast.unparse(part)
-            excluded = re.search(r"not .*\.is_(\w+)\(\)", words)
-            if excluded and "NvFp4" in words:
-                lines = {
-                    line
-                    for inner in ast.walk(part)
-                    for line in (getattr(inner, "lineno", 0), getattr(inner, "end_lineno", 0))
-                    if line
-                }
-                at = (layer.file, max(inner.end_lineno for inner in ast.walk(part) if isinstance(inner, ast.Call)))
-                also = [(layer.file, line) for line in sorted({node.lineno, *lines})]
-                yield reading.fact(
-                    f"moe:{excluded[1]}:modelopt_fp4",
-                    "side_effect",
-                    "routed scaling factor not fused into top-k",
-                    at,
-                    also=also,
-                    scope=init.scope,
-                )
+        if isinstance(node, ast.Assign) and "routed_scaling_factor_in_topk" in ast.unparse(node.targets[0]):
+            yield init, node.value
+    for definition in layer.module.functions():
+        if "routed_scaling_factor_in_topk" in definition.name:
+            yield from (
+                (definition, node.value) for node in ast.walk(definition.node) if isinstance(node, ast.Return) and node.value
+            )
 
 
 def _enabling_properties(reading: Reading, layer: Definition) -> Iterator[Fact]:
@@ -137,7 +151,7 @@ def _enabling_properties(reading: Reading, layer: Definition) -> Iterator[Fact]:
             names = [target.attr for target in targets if isinstance(target, ast.Attribute)]
             if not names and method.name.startswith(("enable_", "use_")) and isinstance(node, ast.Return):
                 names = [method.name]
-            found = re.search(r"get_moe_runner_backend\(\)\.is_(\w+)\(\)", ast.unparse(node)) if names else None
+            found = re.search(r"backend(?:\(\))?\.is_(\w+)\(\)", ast.unparse(node)) if names else None
             if found and names[0].startswith(("enable_", "use_")):
                 yield reading.fact(f"moe:{found[1]}", "enabled_by", names[0], (layer.file, node.lineno), scope=method.scope)
 
@@ -145,7 +159,7 @@ def _enabling_properties(reading: Reading, layer: Definition) -> Iterator[Fact]:
 def _dispatchers(reading: Reading) -> Iterator[Fact]:
     """Branches of token dispatchers that look at the runner backend, such as the FP4 all-gather."""
     members = reading.index.search(rb"^class \w*Dispatcher\w*\b")
-    words = (b"get_moe_runner_backend()", b"should_use_flashinfer_cutlass_moe_fp4_allgather")
+    words = (b"get_moe_runner_backend()", b"runner_backend.is_", b"should_use_flashinfer_cutlass_moe_fp4_allgather")
     mentioned = {member for word in words for member in reading.index.mentioning(word)}
     for module in (module for member in members if member in mentioned and (module := reading.index.module(member))):
         for definition in module.functions():
@@ -162,7 +176,7 @@ def _dispatcher_case(reading: Reading, definition: Definition, node: ast.AST, a2
         return
     expression = node.value if isinstance(node, ast.Assign | ast.Return) else node.test
     words = ast.unparse(expression) if expression is not None else ""
-    named = re.search(r"get_moe_runner_backend\(\)\.is_(\w+)\(\)", words) or re.search(
+    named = re.search(r"runner_backend(?:\(\))?\.is_(\w+)\(\)", words) or re.search(
         r"should_use_(flashinfer_cutlass)_moe_fp4_allgather", words
     )
     if named:

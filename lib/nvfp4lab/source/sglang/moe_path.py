@@ -90,7 +90,9 @@ def finish(reading: Reading, method: QuantMethod, path: MoePath, this: Self) -> 
     """The remaining stages: which branch of `apply` runs, and the kernel behind it."""
     if path.failure is not None:
         return path
-    if path.a2a == "deepep" and _through_ep_layer(reading, method, path, this):
+    if "apply_without_routing_weights" in method.moe.methods and path.a2a == "deepep":
+        # the DeepEP layer of these versions never calls `apply`
+        _through_ep_layer(reading, method, path, this)
         return path
     if path.a2a == "none" and _through_own_layer(reading, path):
         return path
@@ -164,20 +166,17 @@ def _through_runner(reading: Reading, path: MoePath, flow: Flow, run: Event) -> 
     path.kernel = kernel_call.find(reading, path.fused_flow, path.scenario)
 
 
-def _through_ep_layer(reading: Reading, method: QuantMethod, path: MoePath, this: Self) -> bool:
+def _through_ep_layer(reading: Reading, method: QuantMethod, path: MoePath, this: Self) -> None:
     """DeepEP layers of older versions call `apply_without_routing_weights` themselves, past MoeRunner."""
-    definition = method.moe.methods.get("apply_without_routing_weights")
-    if definition is None:
-        return False
-    flow = reading.flow(definition, path.scenario, {"self": this})
-    if any(event.value is False for event in flow.of_kind("assert")):
-        return False
+    flow = reading.flow(method.moe.methods["apply_without_routing_weights"], path.scenario, {"self": this})
+    refused = next((event for event in flow.of_kind("assert") if event.value is False), None)
+    if refused is not None:
+        path.failure = Failure("apply_without_routing_weights", refused)
+        return
     path.kernel = kernel_call.find(reading, flow, path.scenario)
-    if path.kernel is None:
-        return False
-    returned = [event for event in path.create_flow.of_kind("return")] if path.create_flow else []
-    path.wiring, path.wired_by = EP_LAYER, (returned[0] if returned else path.kernel.hops[0])
-    return True
+    if path.kernel is not None:
+        returned = [event for event in path.create_flow.of_kind("return")] if path.create_flow else []
+        path.wiring, path.wired_by = EP_LAYER, (returned[0] if returned else path.kernel.hops[0])
 
 
 def _through_own_layer(reading: Reading, path: MoePath) -> bool:

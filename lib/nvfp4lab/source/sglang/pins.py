@@ -8,7 +8,7 @@ from nvfp4lab.source.sglang.reading import Reading
 
 _PIN = r"""^(?:Requires-Dist:\s*|\s*["'])({name})(?:\[[\w,-]*\])?\s*\(?\s*==\s*([^\s"';,)]+)"""
 _FLASHINFER = re.compile(_PIN.format(name=r"flashinfer[_-]python"), re.I)
-_KERNEL = re.compile(_PIN.format(name=r"sglang?[_-]kernel"), re.I)
+_KERNEL = re.compile(_PIN.format(name=r"(?:sgl|sglang)[_-]kernel"), re.I)
 
 
 def read(reading: Reading) -> Iterator[Fact]:
