@@ -18,8 +18,16 @@ MODELS: dict[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 128,
     },
-    "qwen3.5-397b-a17b": {"hidden_size": 4096, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 1024},
-    "qwen3-235b-a22b": {
+    "smol_padded": {
+        "hidden_size": 640,
+        "intermediate_size": 1536,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
+    "smol_moe": {"hidden_size": 640, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512},
+    "qwen3_5_397b_a17b": {"hidden_size": 4096, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 1024},
+    "qwen3_235b_a22b": {
         "hidden_size": 4096,
         "num_attention_heads": 64,
         "num_key_value_heads": 4,
@@ -28,7 +36,7 @@ MODELS: dict[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1536,
     },
-    "qwen3-30b-a3b": {
+    "qwen3_30b_a3b": {
         "hidden_size": 2048,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
@@ -37,14 +45,14 @@ MODELS: dict[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
-    "deepseek-v3": {
+    "deepseek_v3": {
         "hidden_size": 7168,
         "intermediate_size": 18432,
         "n_routed_experts": 256,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
     },
-    "glm-4.7": {
+    "glm_4_7": {
         "hidden_size": 5120,
         "intermediate_size": 12288,
         "num_attention_heads": 96,
@@ -54,7 +62,7 @@ MODELS: dict[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1536,
     },
-    "llama-3.1-8b": {
+    "llama_3_1_8b": {
         "hidden_size": 4096,
         "intermediate_size": 14336,
         "num_attention_heads": 32,
@@ -72,7 +80,7 @@ BOUNDARY_K = (16, 32, 48, 64, 96, 128, 160, 192, 256, 272)
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A shape and where it comes from, for example "qwen3-30b-a3b tp2 qkv"."""
+    """A shape and where it comes from, for example "qwen3_30b_a3b tp2 qkv"."""
 
     shape: Shape
     source: str

@@ -10,7 +10,16 @@ import importlib
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels.backends.base import Backend
 
-_FAMILIES = ("torch_cpu", "flashinfer_mm_fp4", "flashinfer_moe", "flashinfer_quantise", "sglang_marlin", "sglang_cutlass")
+_FAMILIES = (
+    "torch_cpu",
+    "flashinfer_quantise",
+    "flashinfer_mm_fp4",
+    "flashinfer_moe_cutlass",
+    "flashinfer_moe_trtllm",
+    "flashinfer_moe_cute_dsl",
+    "sglang_marlin",
+    "sglang_cutlass",
+)
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,0 +1,111 @@
+"""TRT-LLM's FP4 block-scale MoE through FlashInfer: with the routing given, and routing for itself. Weights by SGLang's shuffle."""
+
+from typing import Any
+
+import torch
+
+from nvfp4lab.kernels.backends.base import Launch
+from nvfp4lab.kernels.backends.flashinfer_moe import BLACKWELL, BOTH_PACKAGES, FlashinferMoe, packed_experts
+from nvfp4lab.kernels.operands import MoeProblem
+
+_NOT_GIVEN = dict.fromkeys(
+    ("routing_bias", "gemm1_bias", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "gemm2_bias", "n_group", "topk_group")
+)
+RENORMALISE = 1  # routing method: top-k, then softmax
+
+
+def _prepare_trtllm(problem: MoeProblem) -> dict[str, Any]:
+    from sglang.srt.layers.quantization.utils import prepare_static_weights_for_trtllm_fp4_moe
+
+    packed = packed_experts(problem, up_first=True)
+    experts, hidden, intermediate = problem.experts, problem.out_shape[1], problem.gate.codes.shape[1]
+    shuffled = prepare_static_weights_for_trtllm_fp4_moe(
+        packed.w13, packed.w2, packed.w13_scale, packed.w2_scale, hidden, intermediate, experts
+    )
+    names = ("gemm1_weights", "gemm1_weights_scale", "gemm2_weights", "gemm2_weights_scale")
+    return dict(zip(names, shuffled, strict=True)) | {
+        "output1_scale_scalar": (packed.inner_encode * packed.up_alpha).float(),
+        "output1_scale_gate_scalar": packed.gate_alpha,
+        "output2_scale_scalar": packed.down_alpha,
+        "intermediate_size": intermediate,
+    }
+
+
+def _launch_trtllm_routed(prepared: dict[str, Any], problem: MoeProblem, out: torch.Tensor) -> Launch:
+    from flashinfer.fused_moe import trtllm_fp4_block_scale_routed_moe
+
+    packed = problem.activations.packed()
+    weight_bits = problem.topk_weights.bfloat16().view(torch.int16).int() & 0xFFFF
+    routing = (problem.topk_ids << 16) | weight_bits
+
+    def launch() -> torch.Tensor:
+        result = trtllm_fp4_block_scale_routed_moe(
+            topk_ids=routing,
+            hidden_states=packed.codes,
+            hidden_states_scale=packed.block_scale,
+            num_experts=problem.experts_global,
+            top_k=problem.topk_ids.shape[1],
+            local_expert_offset=problem.expert_offset,
+            local_num_experts=problem.experts,
+            routed_scaling_factor=None,
+            routing_method_type=RENORMALISE,
+            output=out,
+            **_NOT_GIVEN,
+            **prepared,
+        )
+        return _first(result)
+
+    return launch
+
+
+def _launch_trtllm_logits(prepared: dict[str, Any], problem: MoeProblem, out: torch.Tensor) -> Launch:
+    """The kernel routes for itself (top-k, then softmax): logits are chosen so that it arrives at the problem's routing."""
+    from flashinfer.fused_moe import trtllm_fp4_block_scale_moe
+
+    packed = problem.activations.packed()
+    logits = torch.full((packed.codes.shape[0], problem.experts_global), -1e4, device=problem.device)
+    logits.scatter_(1, problem.topk_ids.long(), problem.topk_weights.log())
+    total = problem.topk_weights.sum(1, keepdim=True)
+
+    def launch() -> torch.Tensor:
+        result = trtllm_fp4_block_scale_moe(
+            routing_logits=logits.bfloat16(),
+            hidden_states=packed.codes,
+            hidden_states_scale=packed.block_scale,
+            num_experts=problem.experts_global,
+            top_k=problem.topk_ids.shape[1],
+            local_expert_offset=problem.expert_offset,
+            local_num_experts=problem.experts,
+            routed_scaling_factor=None,
+            routing_method_type=RENORMALISE,
+            **_NOT_GIVEN,
+            **prepared,
+        )
+        return (_first(result).float() * total).to(out.dtype)
+
+    return launch
+
+
+def _first(result: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
+    """Some versions return a tensor, others a list that holds it."""
+    return result if isinstance(result, torch.Tensor) else result[0]
+
+
+BACKENDS = (
+    FlashinferMoe(
+        "flashinfer.trtllm_fp4_block_scale_routed_moe",
+        _prepare_trtllm,
+        _launch_trtllm_routed,
+        BOTH_PACKAGES,
+        conventions=(),
+        oldest=BLACKWELL,
+    ),
+    FlashinferMoe(
+        "flashinfer.trtllm_fp4_block_scale_moe",
+        _prepare_trtllm,
+        _launch_trtllm_logits,
+        BOTH_PACKAGES,
+        conventions=("routes for itself, in bf16",),
+        oldest=BLACKWELL,
+    ),
+)
