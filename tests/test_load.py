@@ -1,0 +1,206 @@
+"""Load is driven by a benchmark in its own process; what it says of each request is kept; wrong rows are void."""
+
+import concurrent.futures
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import requests
+from nvfp4lab import params
+from nvfp4lab.errors import LabError
+from nvfp4lab.records import Verdict, WrongKind
+from nvfp4lab.server import load, load_driver, load_evidence, load_run, load_tables, load_telemetry, plots_load
+from nvfp4lab.server.arms import Arm
+from nvfp4lab.server.load import Client, LoadRun, Request
+from nvfp4lab.server.load_canary import CanaryWatch
+from nvfp4lab.server.load_evidence import Cell, Table, Void
+from nvfp4lab.server.load_telemetry import Reading
+from nvfp4lab.server.params import LoadShape, Slo
+
+SHAPE = LoadShape(input_tokens=5, output_tokens=9)
+
+
+@pytest.fixture
+def fake_benchmark(monkeypatch, tmp_path):
+    """A driver that finds `load_fake_benchmark` under the name of SGLang's."""
+    package = tmp_path / "site" / "sglang" / "benchmark"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "serving.py").write_text(Path(__file__).with_name("load_fake_benchmark.py").read_text())
+    return os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+
+
+def test_runs_are_parsed_request_by_request(tmp_path, fake_benchmark):
+    with Client(tmp_path, fake_benchmark) as client:
+        first = client.run("http://x", "m", SHAPE, concurrency=2, requests=4, seed=1)
+        second = client.run("http://x", "m", SHAPE, concurrency=2, requests=6, seed=2)
+    assert first.requests == (Request(0.25, 1.25, 9),) * 4
+    assert first.output_tok_s == 4 * 9 / 2.0 and second.request_s == 3.0
+    assert first.requests[0].tpot_s == 0.125
+    assert len(second.itl_s) == 6 * 8
+    assert "benchmark prints to its log 2" in client.log.read_text()
+
+
+def test_a_benchmark_that_breaks_is_an_error_with_its_log_and_the_next_run_works(tmp_path, fake_benchmark):
+    with Client(tmp_path, fake_benchmark) as client:
+        with pytest.raises(LabError, match=r"exit code 1; its log: .*load_client\.log"):
+            client.run("http://x", "m", SHAPE, 1, 1, seed=100)
+        assert client.run("http://x", "m", SHAPE, 1, 1, seed=1).requests
+    assert "benchmark broke" in client.log.read_text()
+
+
+def test_a_benchmark_that_dies_is_an_error(tmp_path, fake_benchmark):
+    with Client(tmp_path, fake_benchmark) as client, pytest.raises(LabError, match="died"):
+        client.run("http://x", "m", SHAPE, 1, 1, seed=101)
+
+
+def test_the_older_module_name_is_found(monkeypatch, tmp_path):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (tmp_path / "sglang" / "bench_serving.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name == "sglang" or name.startswith("sglang.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert load_driver.module_name() == "sglang.bench_serving"
+
+
+def test_the_stub_streams_every_token_to_many_at_once():
+    def ask(url: str, tokens: int) -> list:
+        body = {"text": "x", "sampling_params": {"max_new_tokens": tokens}, "stream": True}
+        lines = requests.post(f"{url}/generate", json=body, stream=True, timeout=10).iter_lines()
+        return [line.decode().removeprefix("data: ") for line in lines if line]
+
+    with load.stub_server() as url:
+        assert requests.get(f"{url}/v1/models", timeout=5).json()["data"][0]["id"] == "stub"
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(ask, [url] * 8, range(1, 9)))
+    for tokens, lines in enumerate(replies, start=1):
+        assert lines[-1] == "[DONE]"
+        assert [json.loads(line)["meta_info"]["completion_tokens"] for line in lines[:-1]] == list(range(1, tokens + 1))
+    with pytest.raises(requests.ConnectionError):
+        requests.get(url, timeout=1)
+
+
+LEVELS = [
+    ({}, True),
+    ({"ttft_ms": 250.0}, True),
+    ({"ttft_ms": 249.0}, False),
+    ({"tpot_ms": 124.0}, False),
+    ({"e2e_ms": 1250.0}, True),
+    ({"e2e_ms": 1249.0}, False),
+    ({"ttft_ms": 250.0, "e2e_ms": 1249.0}, False),
+]
+
+
+@pytest.mark.parametrize(("slo", "good"), LEVELS)
+def test_goodput_asks_every_level_that_is_set(slo, good):
+    request = Request(0.25, 1.25, 9)
+    assert request.meets(Slo(**slo)) is good
+    assert not Request(0.25, 1.25, 9, error="x").meets(Slo(**slo))
+
+
+def loaded(tokens=9, errors=0, requests=4, duration_s=2.0) -> LoadRun:
+    made = tuple(Request(0.25, 1.25, tokens, "ClientError\nconnection lost" if n < errors else "") for n in range(requests))
+    return LoadRun(SHAPE, 2, duration_s, made, (0.125,))
+
+
+def test_the_gravest_reason_voids_a_run():
+    why = load_run._why_void
+    assert why(None, None, None, loaded()) is None
+    assert why("it died", "canary", "client", None).verdict is Verdict.CRASH
+    assert why(None, "'x': got '!!!!'", "client", None) == Void(
+        Verdict.WRONG, "canary under load: 'x': got '!!!!'", WrongKind.GARBAGE
+    )
+    assert why(None, None, "benchmark failed", None).verdict is Verdict.NOT_RUN
+    unanswered = why(None, None, None, loaded(errors=1))
+    assert unanswered.verdict is Verdict.CRASH and unanswered.reason == "1 of 4 requests failed, the first with: connection lost"
+    assert why(None, None, None, loaded(tokens=8)).kind is WrongKind.GARBAGE
+
+
+class Scripted:
+    """A canary that fails at its n-th check."""
+
+    def __init__(self, fails_at: int | None):
+        self.fails_at, self.seen, self.asked = fails_at, 0, threading.Event()
+
+    def check(self, base_url: str) -> str | None:
+        self.seen += 1
+        self.asked.set()
+        return "sick" if self.seen == self.fails_at else None
+
+
+def test_the_canary_is_asked_until_the_load_ends_and_at_least_once():
+    healthy = Scripted(None)
+    with CanaryWatch(healthy, "http://x") as watch:
+        pass
+    assert watch.asked >= 1 and watch.fault is None
+    sick = Scripted(3)
+    with CanaryWatch(sick, "http://x") as watch:
+        while sick.seen < 3:
+            sick.asked.wait(1)
+    assert (watch.asked, watch.fault) == (3, "sick")
+
+
+def cell(name="a", concurrency=2, ceiling=1e4, **fields) -> Cell:
+    return Cell(Arm(name=name, model="m"), SHAPE, concurrency, ceiling, **fields)
+
+
+def test_a_sound_cell_becomes_numbers_with_units_and_intervals():
+    record = cell(runs={0: loaded(), 1: loaded()}).evidence(Slo(ttft_ms=250.0), None)
+    assert record.verdict is Verdict.OK and record.stage == "load" and record.subject == "arm:a"
+    speed = record.number("output_tok_s")
+    assert (speed.value, speed.unit, speed.n) == (18.0, "tok/s", 2)
+    assert record.number("goodput_s").value == 2.0
+    assert record.number("ttft_p50").value == 250.0
+    assert record.details["concurrency"] == 2
+
+
+def test_one_void_round_voids_the_cell_and_its_numbers():
+    record = cell(runs={0: loaded()}, voids={1: Void(Verdict.WRONG, "canary", WrongKind.GARBAGE)}).evidence(Slo(), None)
+    assert (record.verdict, record.kind, record.numbers) == (Verdict.WRONG, WrongKind.GARBAGE, ())
+
+
+@pytest.mark.parametrize(("ceiling", "flagged"), [(18.0 / 0.79, False), (18.0 / 0.81, True)])
+def test_a_row_near_the_clients_ceiling_is_flagged(ceiling, flagged):
+    record = cell(ceiling=ceiling, runs={0: loaded()}).evidence(Slo(), None)
+    assert record.details["near_client_ceiling"] is flagged
+    assert ("client's own ceiling" in record.reason) is flagged
+
+
+def test_table_compares_with_the_first_arm_and_draws_void_rows():
+    p = params.check({}, "test")
+    good, void = cell("a", runs={0: loaded()}), cell("b", voids={0: Void(Verdict.CRASH, "gone")})
+    fast = cell("c", runs={0: loaded(duration_s=1.0)})
+    table = Table(p, [good, void, fast], [])
+    assert table.compared(good) is None and table.compared(void) is None
+    assert table.compared(fast).ratio.value == pytest.approx(2.0)
+    assert [record.verdict for record in table.evidence()] == [Verdict.OK, Verdict.CRASH, Verdict.OK]
+    told = load_tables.comparisons(table)
+    assert told.loc["b", "beside a"] == "not_run" and told.loc["c", "beside a"] == "no difference"
+    assert load_tables.rows(table).loc["b", "note"] == "gone"
+    figure = plots_load.curves(table)
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert len(crosses) == 1, "a void row must be visible in the picture"
+
+
+def test_each_arm_comes_first_equally_often():
+    arms = [Arm(name=name, model="m") for name in "abc"]
+    orders = [[arm.name for arm in load_run.rotated(arms, number)] for number in range(3)]
+    assert sorted(order[0] for order in orders) == ["a", "b", "c"]
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+
+
+def test_telemetry_becomes_numbers_with_range():
+    made = load_telemetry.numbers([Reading(300.0, 1500, 60, False), Reading(500.0, 1300, 70, True)])
+    power = made[0]
+    assert (power.name, power.value, power.unit, power.low, power.high, power.n) == ("power", 400.0, "W", 300.0, 500.0, 2)
+    assert made[-1].value == 0.5
+    assert load_telemetry.numbers([]) == ()
+
+
+def test_near_ceiling_share_is_what_the_issue_asks():
+    assert load_evidence.NEAR_CEILING == 0.8
