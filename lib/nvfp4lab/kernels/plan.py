@@ -1,47 +1,41 @@
-"""From params to cases: which backends, on which shapes, with which probes, called in which ways."""
+"""From params to cases: which backends, on which shapes, with which probes, called in which ways.
+
+Every shape gets the probe that decides most (exact operands, poisoned output). The other probes ask about the kernel rather
+than the shape, so they run at one shape of moderate size, unless probes are named: then all of them run at every shape.
+"""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nvfp4lab.kernels import backends, probes
 from nvfp4lab.kernels.backends.base import Backend
 from nvfp4lab.kernels.case_models import Placed, model_shapes
 from nvfp4lab.kernels.case_replays import REPLAYS
-from nvfp4lab.kernels.cases import Case, Option
+from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.params import KernelParams
 from nvfp4lab.kernels.probes import Probe
+from nvfp4lab.records import Target
+from nvfp4lab.stack import here
 
-# Probes that one failure or one pass at a time says most about come first; the relations follow.
-_FIRST = ("exact_t24", "exact_moe", "quantise_codes")
-_TIMED = frozenset(_FIRST)
-
-
-def cases(p: KernelParams) -> tuple[Case, ...]:
-    """All cases that the parameters ask for, each once. Raises LabError for an unknown name or an impossible split."""
-    chosen = [backends.find(name) for name in p.kernel_backends] or list(backends.every().values())
-    asked = [probes.find(name) for name in p.kernel_probes] or sorted(
-        probes.PROBES.values(), key=lambda probe: probe.name not in _FIRST
-    )
-    found = [case for backend in chosen for case in _of_backend(p, backend, asked)]
-    return tuple(dict.fromkeys(found))
+DECISIVE = {"gemm": "exact_t24", "moe": "exact_moe", "quantise": "quantise_codes"}
+_FEWEST_ROWS = 16  # of the shape at which all probes run: relations between rows need some
 
 
-def _of_backend(p: KernelParams, backend: Backend, asked: list[Probe]) -> Iterator[Case]:
-    fitting = [probe for probe in asked if probe.op == backend.op and (backend.activations == "bf16" or not probe.weight_only)]
-    placed = [one for one in shapes(p) if one.shape.op == backend.op]
-    if backend.is_available() is not None and placed and fitting:  # one row that says why is enough
-        yield Case(backend.name, fitting[0].name, placed[0].shape, source=placed[0].source)
-        return
-    for place, probe, seed in itertools.product(placed, fitting, range(p.kernel_seeds)):
-        timed = p.kernel_timed and probe.name in _TIMED and backend.op != "quantise" and seed == 0
-        yield Case(backend.name, probe.name, place.shape, seed, timed=timed, source=place.source)
-    decisive = next((probe for probe in fitting if probe.name in _FIRST), None)
-    for place, variant in itertools.product(placed, [one for one in p.kernel_variants if one in backend.variants]):
-        options: tuple[tuple[str, Option], ...] = (("variant", variant),)
-        if decisive is not None:
-            yield Case(backend.name, decisive.name, place.shape, options=options, source=place.source)
-    if p.kernel_field_reports:
-        yield from (case for replay in REPLAYS for case in replay.cases(backend.name))
+def cases(p: KernelParams, target: Target | None = None) -> tuple[Case, ...]:
+    """All cases that the parameters ask for on `target` (default: this machine), each once.
+
+    Without named backends: every kernel, and the CPU emulations only where there is no GPU. Raises LabError for an unknown
+    name or an impossible split.
+    """
+    target = target or here()
+    chosen = [backends.find(name) for name in p.kernel_backends]
+    if not chosen:
+        chosen = [
+            one for one in backends.every().values() if target.cc == "cpu" or not one.name.startswith(("emulation.", "torch."))
+        ]
+    asked = [probes.find(name) for name in p.kernel_probes]
+    placed = shapes(p)
+    return tuple(dict.fromkeys(case for backend in chosen for case in _of_backend(p, backend, asked, placed, target)))
 
 
 def shapes(p: KernelParams) -> tuple[Placed, ...]:
@@ -49,3 +43,45 @@ def shapes(p: KernelParams) -> tuple[Placed, ...]:
     split = itertools.product(p.kernel_models, p.kernel_tokens, p.kernel_tp, p.kernel_ep)
     placed = [one for model, tokens, tp, ep in split for one in model_shapes(model, tokens, tp, ep)]
     return tuple({one.shape: one for one in reversed(placed)}.values())[::-1]
+
+
+def _of_backend(
+    p: KernelParams, backend: Backend, asked: Sequence[Probe], placed: Sequence[Placed], target: Target
+) -> Iterator[Case]:
+    own = [one for one in placed if one.shape.op == backend.op]
+    decisive = probes.find(DECISIVE[backend.op])
+    if not own:
+        return
+    if _hopeless(backend, target):  # one row holds its refusal, in its own words
+        yield Case(backend.name, decisive.name, own[0].shape, source=own[0].source)
+        return
+    everywhere = [probe for probe in asked if _fits(probe, backend)] if asked else [decisive]
+    for place, probe, seed in itertools.product(own, everywhere, range(p.kernel_seeds)):
+        timed = p.kernel_timed and probe is decisive and backend.op != "quantise" and seed == 0
+        yield Case(backend.name, probe.name, place.shape, seed, timed=timed, source=place.source)
+    if not asked:
+        moderate = _moderate(own)
+        rest = (probe for probe in probes.PROBES.values() if _fits(probe, backend) and probe is not decisive)
+        yield from (Case(backend.name, probe.name, moderate.shape, source=moderate.source) for probe in rest)
+    for place, variant in itertools.product(own, (one for one in p.kernel_variants if one in backend.variants)):
+        yield Case(backend.name, decisive.name, place.shape, options=(("variant", variant),), source=place.source)
+    if p.kernel_field_reports:
+        yield from (case for replay in REPLAYS for case in replay.cases(backend.name))
+
+
+def _fits(probe: Probe, backend: Backend) -> bool:
+    return probe.op == backend.op and (backend.activations == "bf16" or not probe.weight_only)
+
+
+def _hopeless(backend: Backend, target: Target) -> bool:
+    """Not callable here, or FP4 arithmetic on a GPU before Blackwell, which has no tensor core for it."""
+    if backend.is_available() is not None:
+        return True
+    return backend.arithmetic == "fp4" and target.cc != "cpu" and int(target.cc.split(".")[0]) < 10
+
+
+def _moderate(own: Sequence[Placed]) -> Placed:
+    """The smallest shape with enough rows; the largest if none has."""
+    rows = {one: getattr(one.shape, "m", 0) or getattr(one.shape, "tokens", 0) for one in own}
+    enough = [one for one in own if rows[one] >= _FEWEST_ROWS]
+    return min(enough, key=lambda one: one.shape.flops) if enough else max(own, key=lambda one: one.shape.flops)
