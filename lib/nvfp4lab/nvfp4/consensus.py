@@ -124,6 +124,15 @@ def consensus(conventions: Sequence[Convention] = tuple(CONVENTIONS.values()), d
     return answers
 
 
+def summary(answers: Sequence[Answer]) -> str:
+    """One line: on how many inputs all agree, and how far apart they are on everyday values."""
+    groups = {name: {answer.group for answer in answers if answer.input == name} for name in INPUTS}
+    agreed = [name for name, letters in groups.items() if letters == {"A"}]
+    everyday = [100 * answer.codes_differ for answer in answers if answer.input == "normal" and answer.group != "A"]
+    apart = f"{min(everyday):.2f} to {max(everyday):.2f} % of codes" if everyday else "no code"
+    return f"Codecs agree to the bit on {len(agreed)} of {len(groups)} kinds of input; on everyday values they differ in {apart}."
+
+
 def to_evidence(answers: Sequence[Answer], repro: str) -> list[Evidence]:
     """One Evidence per input: who agrees with whom. Disagreement of conventions is no fault, so the verdict is ok."""
     records = []
@@ -143,3 +152,24 @@ def to_evidence(answers: Sequence[Answer], repro: str) -> list[Evidence]:
             )
         )
     return records
+
+
+def choices(conventions: Sequence[Convention] = tuple(CONVENTIONS.values())) -> list[tuple[str, ...]]:
+    """What each convention chose: one row per field on which they differ, (question, answer, answer, ...)."""
+    names = [field.name for field in dataclasses.fields(Convention) if field.name not in ("name", "source")]
+    rows = [(name.replace("_", " "), *(str(getattr(convention, name)) for convention in conventions)) for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def tie_values(conventions: Sequence[Convention] = tuple(CONVENTIONS.values())) -> list[tuple[float, ...]]:
+    """(midpoint, E2M1 value that each convention gives it, ...) in a block whose largest magnitude is 6, g = 1 / 448.
+
+    In real numbers every midpoint is a tie there. In fp32 s * g and 1 / (s * g) round, and the tie is decided before
+    anyone rounds to even.
+    """
+    x = torch.tensor([[*E2M1_MIDPOINTS, 6.0] + [0.0] * 8])
+    columns = []
+    for convention in conventions:
+        codes = codec.unpack(codec.quantize(x, encode_scale=1.0 / torch.tensor(_G), convention=convention).codes)
+        columns.append(codec.e2m1_values()[codes[0, : len(E2M1_MIDPOINTS)].long()].tolist())
+    return list(zip(E2M1_MIDPOINTS, *columns, strict=True))
