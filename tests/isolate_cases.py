@@ -122,18 +122,21 @@ def forge():
 
 def leave_grandchild(marker):
     """A daemon: double fork and an own session, so neither parenthood nor the process group leads to it."""
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os.setsid()
         if os.fork() == 0:
             Path(marker).write_text(str(os.getpid()))
             time.sleep(600)
         os._exit(0)
+    os.waitpid(child, 0)
     while not (Path(marker).exists() and Path(marker).read_text()):
         time.sleep(0.01)
     return "done"
 
 
-def kill_server():
+def kill_server(marker=os.devnull):
+    Path(marker).write_text(str(os.getpid()))
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 

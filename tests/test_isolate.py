@@ -55,7 +55,6 @@ def sound(isolator) -> bool:
         ((cases.return_uncopyable,), Verdict.CRASH, "its result does not unpickle here: RuntimeError: not here"),
         ((cases.return_local_function,), Verdict.CRASH, "sending the result"),
         ((cases.forge,), Verdict.CRASH, "ended with exit code 0 and 0 results instead of one"),
-        ((cases.kill_server,), Verdict.CRASH, "took the fork server down with it"),
     ],
     ids=lambda value: value[0].__name__ if isinstance(value, tuple) else None,
 )
@@ -97,6 +96,17 @@ def test_a_daemonised_grandchild_is_found_and_killed(isolator, tmp_path):
     outcome = isolator.run(cases.leave_grandchild, str(marker))
     assert (outcome.verdict, outcome.left_behind) == (Verdict.OK, 1)
     assert not Path(f"/proc/{marker.read_text()}").exists()
+
+
+def test_a_worker_does_not_outlive_its_server(isolator, tmp_path):
+    marker = tmp_path / "pid"
+    outcome = isolator.run(cases.kill_server, str(marker))
+    assert (outcome.verdict, outcome.reason) == (Verdict.CRASH, "took the fork server down with it")
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{marker.read_text()}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{marker.read_text()}").exists()
+    assert sound(isolator)
 
 
 def test_each_call_has_a_process_of_its_own_with_torch_loaded_and_cuda_untouched(isolator):
