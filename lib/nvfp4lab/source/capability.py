@@ -23,16 +23,20 @@ def when(admitted: Iterable[Capability], tried: Iterable[Capability] = KNOWN) ->
     """
     chosen = frozenset(admitted)
     majors = sorted({major for major, _ in chosen if major in MAJORS})
-    if set(majors) == set(MAJORS) or not majors:
-        return []
     if any((cc in chosen) != (cc[0] in majors) for cc in tried if cc[0] in MAJORS):
         return [{"cc": sorted(10 * major + minor for major, minor in chosen)}]
     missing = [major for major in MAJORS if major not in majors]
-    complement = {"cc_major_not": missing[0]} if len(missing) == 1 else {"cc_major_not_in": missing}
-    if len(majors) == 1:
-        return [{"cc_major": majors[0]}]
+    if not majors or not missing:
+        return []
     if majors == [8, 9]:
         return [{"cc": ">=80,<100"}, {"cc": "<100"}]
-    if majors[0] < 10:  # reaches below Blackwell: said by what it leaves out
-        return [complement, {"cc_major": [major for major in majors if major >= 10] or majors}]
-    return [{"cc_major": majors}]
+    if len(majors) == 1 or majors[0] >= 10:
+        return [_majors(majors)]
+    # the set reaches below Blackwell, so it is said by what it leaves out; its Blackwell part is said besides
+    complement = {"cc_major_not": missing[0]} if len(missing) == 1 else {"cc_major_not_in": missing}
+    blackwell = [major for major in majors if major >= 10]
+    return [complement, *([_majors(blackwell)] if blackwell else [])]
+
+
+def _majors(majors: list[int]) -> dict[str, object]:
+    return {"cc_major": majors[0] if len(majors) == 1 else majors}

@@ -134,11 +134,11 @@ def _cc_holds(name: str, value: Any, major: int, minor: int) -> bool | None:
         return major != value
     if name == "cc_major_not_in":
         return major not in value
-    if isinstance(value, list):
-        return major in value
-    if isinstance(value, int):
-        return (major if name == "cc_major" else 10 * major + minor) == value
     number = major if name == "cc_major" else 10 * major + minor
+    if isinstance(value, list):
+        return number in value
+    if isinstance(value, int):
+        return number == value
     compare = {">=": number.__ge__, "<=": number.__le__, ">": number.__gt__, "<": number.__lt__}
     for part in value.split(","):
         sign = part[:2] if part[:2] in compare else part[:1]

@@ -33,9 +33,9 @@ class Index:
         self.unparsable: dict[str, str] = {}
         self.lines_parsed = 0
         self.seconds_parsing = 0.0
-        members = package.source_members()
-        self.files_read = len(members)
-        self._bytes = {name: data for name in members if package.matters(data := package.tree.read(name))}
+        self._members = frozenset(package.source_members())
+        self.files_read = len(self._members)
+        self._bytes = {name: data for name in sorted(self._members) if package.matters(data := package.tree.read(name))}
         self._modules: dict[str, Module | None] = {}
         self._calls: dict[int, list[ast.Call]] = {}  # by id: the modules keep their nodes alive
         self._mentions: dict[bytes, list[str]] = {}
@@ -56,17 +56,21 @@ class Index:
 
     def text(self, member: str) -> str:
         """A member's source text."""
-        return self._bytes[member].decode("utf-8", errors="replace")
+        return self._data(member).decode("utf-8", errors="replace")
+
+    def _data(self, member: str) -> bytes:
+        """Bytes of a member; one that the search leaves out is read when a name leads to it."""
+        return self._bytes[member] if member in self._bytes else self.package.tree.read(member)
 
     def module(self, member: str) -> Module | None:
         """The parsed member; None when there is no such member or it does not parse (see `unparsable`)."""
         if member not in self._modules:
-            self._modules[member] = self._parse(member) if member in self._bytes else None
+            self._modules[member] = self._parse(member) if member in self._members else None
         return self._modules[member]
 
     def _parse(self, member: str) -> Module | None:
         started = time.perf_counter()
-        data = self._bytes[member]
+        data = self._data(member)
         try:
             with no_garbage_collection(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # SyntaxWarning of the target's string escapes is not our user's business

@@ -82,9 +82,10 @@ def _scheme_refusals(reading: Reading) -> Iterator[Fact]:
                 words = " ".join(ast.unparse(node) for node in branch.body[:2])
                 if "W4A4" not in words or "get_min_capability" not in words or "nvfp4" not in ast.unparse(branch.test).lower():
                     continue
+                kind = "moe" if "moe" in definition.name.lower() else "fp4_gemm"
                 for raised in (node for node in ast.walk(branch) if isinstance(node, ast.Raise)):
                     yield reading.fact(
-                        "fp4_gemm:*:compressed-tensors-nvfp4",
+                        f"{kind}:*:compressed-tensors-nvfp4",
                         "raises_on",
                         f"GPU capability below the scheme's -> {_exception(raised)} in {definition.name}",
                         (module.member, raised.lineno),

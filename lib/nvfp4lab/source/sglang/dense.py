@@ -190,8 +190,9 @@ def _quantizer(
     import_line = (apply.file, target.line)
     wrapper = reading.index.resolve(target.dotted)
     if not target.dotted.startswith("sglang.") or (wrapper is not None and isinstance(wrapper.node, ast.FunctionDef)):
+        value = wrapper.dotted if wrapper is not None else target.dotted
         yield reading.fact(
-            subject, "activation_quant", target.dotted, import_line, when={"cc_major": cc[0]}, also=chain(call), scope=apply.scope
+            subject, "activation_quant", value, import_line, when={"cc_major": cc[0]}, also=chain(call), scope=apply.scope
         )
         return
     home = reading.index.by_dotted(target.dotted.rpartition(".")[0])

@@ -1,5 +1,6 @@
 """Fused MoE of NVFP4: how each runner backend is wired, the kernel it ends in, and where it can only raise."""
 
+import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -229,8 +230,7 @@ def _choice(path: MoePath) -> Event:
 def _requirements(reading: Reading, subject: str, a2a: str, path: MoePath) -> Iterator[Fact]:
     """Assertions of the fused function."""
     for event in path.fused_flow.of_kind("assert") if path.fused_flow else ():
-        words = event.definition.module.line_text(event.line)
-        text = words.removeprefix("assert ").rstrip("(, ") or "see line"
+        text = " ".join(ast.unparse(event.node.test).split())
         yield reading.fact(
             subject, "requires", text, spot(event), when={"a2a": a2a}, also=chain(event), scope=event.definition.scope
         )

@@ -136,8 +136,9 @@ def _raises(reading: Reading, subject: str, flow: Flow) -> Iterator[Fact]:
         if event.kind == "assert" and ("shape" in words or "ndim" in words) and "is_gated" not in words:
             continue  # internal consistency, not a condition on the model
         requirement = words if event.kind == "assert" else f"not ({words})"
+        refused = f"not ({words})" if event.kind == "assert" else words
         where = {"also": chain(event), "scope": event.definition.scope}
-        yield reading.fact(subject, "raises_on", f"not ({requirement}) -> {event.dotted}", spot(event), **where)
+        yield reading.fact(subject, "raises_on", f"{refused} -> {event.dotted}", spot(event), **where)
         yield reading.fact(subject, "requires", requirement, spot(event), **where)
         if "size_n" in words or "output_size" in words:
             yield reading.fact(subject, "requires_n", requirement, spot(event), **where)
