@@ -35,7 +35,13 @@ class Index:
         self.seconds_parsing = 0.0
         self._members = frozenset(package.source_members())
         self.files_read = len(self._members)
-        self._bytes = {name: data for name in sorted(self._members) if package.matters(data := package.tree.read(name))}
+        self._bytes: dict[str, bytes] = {}
+        self._size_bytes = 0
+        for name in sorted(self._members):
+            data = package.tree.read(name)
+            self._size_bytes += len(data)
+            if package.matters(data):
+                self._bytes[name] = data
         self._modules: dict[str, Module | None] = {}
         self._calls: dict[int, list[ast.Call]] = {}  # by id: the modules keep their nodes alive
         self._mentions: dict[bytes, list[str]] = {}
@@ -43,6 +49,12 @@ class Index:
     @property
     def files_parsed(self) -> int:
         return sum(module is not None for module in self._modules.values())
+
+    def parse_rest(self, limit_bytes: int = 1 << 20) -> None:
+        """Parse what nobody asked for, so that it is reported when it does not parse; only in trees small enough to."""
+        if self._size_bytes <= limit_bytes:
+            for member in sorted(self._members):
+                self.module(member)
 
     def mentioning(self, first: bytes, *others: bytes) -> list[str]:
         """Members whose bytes contain every word. Name the rarest first: only what has it is searched for the others."""

@@ -49,6 +49,7 @@ def facts_of(package: Package, read: Reader) -> tuple[list[Fact], Cost]:
     with no_garbage_collection():
         index = Index(package)
         facts = distinct(read(package, index))
+        index.parse_rest()
     cost = Cost(index.files_read, index.files_parsed, index.lines_parsed, round(time.perf_counter() - started, 3), index.unparsable)
     _store(kept, facts, cost)
     return facts, cost

@@ -19,13 +19,14 @@ _PARAMETERS = {"server_args", "view", "cfg", "args"}
 _ARCH_WORDS = ("model_arch", "architectures", "architecture")
 
 
-def functions(reading: Reading, *fields: str, word: bytes = b"erver_args") -> list[Definition]:
+def functions(reading: Reading, *fields: str, word: bytes = b"") -> list[Definition]:
     """Rule functions that name every field (as an attribute, dict key or keyword), in modules that mention `word`."""
-    found = []
-    for module in reading.index.modules(word, *(field.encode() for field in fields), b"erver_args"):
-        rules = (definition for definition in module.functions() if _is_rule(definition))
-        found += [definition for definition in rules if all(names_field(definition, field) for field in fields)]
-    return found
+    index = reading.index
+    about_arguments = {member for name in (b"server_args", b"ServerArgs") for member in index.mentioning(name)}
+    words = [*([word] if word else []), *(field.encode() for field in fields)]
+    modules = [index.module(member) for member in index.mentioning(*words) if member in about_arguments]
+    rules = [definition for module in modules if module for definition in module.functions() if _is_rule(definition)]
+    return [definition for definition in rules if all(names_field(definition, field) for field in fields)]
 
 
 def sliced(definition: Definition, field: str) -> Definition:
