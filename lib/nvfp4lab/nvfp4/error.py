@@ -77,6 +77,6 @@ def summary(errors: Sequence[LayerError]) -> str:
     relative = [100 * error.relative_rms for error in errors]
     vanish = 100 * statistics.mean(error.zeros for error in errors)
     return (
-        f"{len(errors)} weight matrices lose {statistics.median(relative):.1f} % of their RMS each "
+        f"The error of {len(errors)} weight matrices is {statistics.median(relative):.1f} % of their RMS "
         f"({min(relative):.1f} to {max(relative):.1f} %); {vanish:.0f} % of weights become zero."
     )

@@ -82,7 +82,7 @@ def block_scales(weight: torch.Tensor) -> Figure:
     axes.set(
         xlabel="log2 of the scale",
         ylabel="blocks",
-        title="Two scales: the global one puts the largest block at 448, so that small blocks keep their bits",
+        title="The global scale puts the largest block at 448",
     )
     axes.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
