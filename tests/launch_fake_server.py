@@ -7,22 +7,20 @@ import sys
 import time
 
 
-def serve(port: int, seconds: float = 60.0, status: str = "200 OK") -> socket.socket:
-    """Answer every request on `port` with `status` for `seconds`; the socket, still open."""
+def serve(port: int, status: str = "200 OK", requests: int | None = None) -> socket.socket:
+    """Answer requests on `port` with `status`, for a minute or so many of them; the socket, still open."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen()
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
+    until, answered = time.monotonic() + 60, 0
+    while answered != requests and (left := until - time.monotonic()) > 0:
         listener.settimeout(left)
-        try:
-            connection = listener.accept()[0]
-        except TimeoutError:
-            break
+        connection = listener.accept()[0]
         connection.recv(65536)
         connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok".encode())
         connection.close()
+        answered += 1
     return listener
 
 
@@ -55,10 +53,10 @@ def main(port: int, mode: str) -> None:
     if mode == "never_healthy":
         serve(port, status="503 Service Unavailable")
     if mode == "dies_late":
-        serve(port, 0.3)
+        serve(port, requests=1)
         os._exit(7)
     if mode == "closes_port":
-        serve(port, 0.3).close()
+        serve(port, requests=1).close()
         time.sleep(60)
     if mode in ("ignores_term", "escapes_and_ignores_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -66,10 +64,12 @@ def main(port: int, mode: str) -> None:
         time.sleep(60)
     if mode == "forks_away":
         if escape():
+            time.sleep(0.5)  # so that the exit of the first process is surely seen before this one answers
             serve(port)
         sys.exit(0)
     if mode == "forks_away_scrubbed":
         if escape():
+            time.sleep(0.5)
             scrubbed(port)
         sys.exit(0)
     if mode == "escape_serves":

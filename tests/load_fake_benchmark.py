@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -19,6 +20,8 @@ if __name__ == "__main__":
         raise ValueError("benchmark broke")
     if args.seed == 101:
         os._exit(9)
+    if args.seed == 102:
+        time.sleep(60)
     count, tokens = args.num_prompts, args.random_output_len
     result = {
         "duration": 2.0,

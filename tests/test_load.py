@@ -11,12 +11,13 @@ import pytest
 import requests
 from nvfp4lab import params
 from nvfp4lab.errors import LabError
-from nvfp4lab.records import Verdict, WrongKind
+from nvfp4lab.records import Stack, Verdict, WrongKind
 from nvfp4lab.server import load, load_driver, load_evidence, load_run, load_tables, load_telemetry, plots_load
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.load import Client, LoadRun, Request
 from nvfp4lab.server.load_canary import CanaryWatch
 from nvfp4lab.server.load_evidence import Cell, Table, Void
+from nvfp4lab.server.load_store import Store
 from nvfp4lab.server.load_telemetry import Reading
 from nvfp4lab.server.params import LoadShape, Slo
 
@@ -54,8 +55,20 @@ def test_a_benchmark_that_breaks_is_an_error_with_its_log_and_the_next_run_works
 
 
 def test_a_benchmark_that_dies_is_an_error(tmp_path, fake_benchmark):
-    with Client(tmp_path, fake_benchmark) as client, pytest.raises(LabError, match="died"):
-        client.run("http://x", "m", SHAPE, 1, 1, seed=101)
+    with Client(tmp_path, fake_benchmark) as client:
+        with pytest.raises(LabError, match="died with exit code 9"):
+            client.run("http://x", "m", SHAPE, 1, 1, seed=101)
+        assert client.run("http://x", "m", SHAPE, 1, 1, seed=1).requests, "the next run gets a fresh process"
+
+
+def test_a_benchmark_without_end_is_ended(tmp_path, fake_benchmark):
+    with Client(tmp_path, fake_benchmark, limit_s=0.5) as client:
+        client.run("http://x", "m", SHAPE, 1, 1, seed=1)
+        stuck = client._process
+        with pytest.raises(LabError, match="did not finish within 0 s"):
+            client.run("http://x", "m", SHAPE, 1, 1, seed=102)
+        assert stuck.poll() is not None
+        assert client.run("http://x", "m", SHAPE, 1, 1, seed=1).requests
 
 
 def test_the_older_module_name_is_found(monkeypatch, tmp_path):
@@ -204,3 +217,20 @@ def test_telemetry_becomes_numbers_with_range():
 
 def test_near_ceiling_share_is_what_the_issue_asks():
     assert load_evidence.NEAR_CEILING == 0.8
+
+
+def test_a_finished_run_is_not_repeated_and_one_that_was_not_run_is(tmp_path):
+    p = params.check({"run_dir": str(tmp_path)}, "test")
+    store = Store(p, Stack(sglang="1"))
+    reading = Reading(300.0, 1500, 60, False)
+    kept = cell(runs={0: loaded()}, voids={1: Void(Verdict.NOT_RUN, "no trace"), 2: Void(Verdict.WRONG, "x", WrongKind.NAN)})
+    kept.readings.append(reading)
+    kept.canary_checks = 3
+    for number in range(3):
+        store.keep(kept, number)
+    fresh = cell()
+    assert [store.recall(fresh, number) for number in range(4)] == [True, False, True, False]
+    assert fresh.runs == kept.runs and fresh.voids == {2: kept.voids[2]}
+    assert (fresh.readings, fresh.canary_checks) == ([reading], 3)
+    assert not store.recall(cell(concurrency=8), 0), "another cell"
+    assert not Store(p, Stack(sglang="2")).recall(cell(), 0), "another stack"

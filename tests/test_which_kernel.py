@@ -77,7 +77,10 @@ def test_gpu_kernels_are_read_from_a_trace_and_operators_only_without_any(tmp_pa
     assert which_kernel.kernel_names(trace_file(tmp_path, [operator], name)) == {"aten::mm": 1}
 
 
-LOG_023 = "server_args={'model_path': 'm', 'quantization': 'modelopt_fp4', 'fp4_gemm_runner_backend': 'flashinfer_cudnn', 'moe_runner_backend': 'auto'}"
+LOG_023 = (
+    "server_args={'model_path': 'm', 'quantization': 'modelopt_fp4', "
+    "'fp4_gemm_runner_backend': 'flashinfer_cudnn', 'moe_runner_backend': 'auto'}"
+)
 LOG_017 = "server_args=ServerArgs(model_path='m', quantization=None, fp4_gemm_runner_backend='auto', moe_runner_backend='marlin')"
 
 

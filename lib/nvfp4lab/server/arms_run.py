@@ -7,37 +7,34 @@ from pathlib import Path
 
 import pandas
 
+from nvfp4lab import stack
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Ledger
-from nvfp4lab.server import arms_judge, arms_plan, arms_reference, processes, which_kernel_witness
+from nvfp4lab.server import arms_judge, arms_plan, arms_reference, arms_resume, processes, which_kernel_witness
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.arms_ask import AgainstFirst, AgainstReference
-from nvfp4lab.server.arms_judge import Finding, Judged
+from nvfp4lab.server.arms_judge import Finding
+from nvfp4lab.server.arms_plan import Planned
 from nvfp4lab.server.launch import Limits, Server
 
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """All arms after their turns. asked: the questions with what was answered."""
+    """All arms after their turns. evidence: one record per arm, in the order of the params. asked: questions and answers."""
 
-    judged: tuple[Judged, ...]
+    evidence: tuple[Evidence, ...]
     asked: AgainstReference | AgainstFirst
-
-    @property
-    def evidence(self) -> list[Evidence]:
-        """One record per arm, in the order of the params."""
-        return [row.evidence for row in self.judged]
 
     def answer_table(self) -> pandas.DataFrame:
         """One row per prompt, one column per arm that answered (and the reference)."""
-        return pandas.DataFrame(self.asked.answers).rename_axis("prompt")
+        return pandas.DataFrame(self.asked.answers()).rename_axis("prompt")
 
     def number_table(self) -> pandas.DataFrame:
-        """Every number of every started arm, with its interval where it has one; one column per arm."""
+        """Every number of every arm, with its interval where it has one; one column per arm that was started."""
         columns = {
-            row.arm.name: {f"{n.name}, {n.unit}": _shown(n.value, n.low, n.high) for n in row.evidence.numbers}
-            for row in self.judged
-            if row.ending
+            record.subject.removeprefix("arm:"): {f"{n.name}, {n.unit}": _shown(n.value, n.low, n.high) for n in record.numbers}
+            for record in self.evidence
+            if record.numbers
         }
         return pandas.DataFrame(columns).fillna("")
 
@@ -45,25 +42,44 @@ class Matrix:
 def matrix(p: Params) -> Matrix:
     """Start, question and end every arm of `p` in turn, printing what it does; each record is on disk before the next start.
 
-    Reports what an earlier, killed lab left running in the same run folder, and leaves it alone.
+    An arm with a record in this run folder (same arm, questions and stack) is not started again. What an earlier, killed
+    lab left running here is reported and left alone.
     """
     for left in processes.leftovers(p.run_dir):
         pids = sorted(member.pid for member in left.family(thorough=True))
         print(f"{left.name}: still running from an earlier start (pids {pids}); left alone")
-    limits = Limits(idle_s=p.start_idle_s, spinning_s=p.start_spinning_s)
     planned = arms_plan.of_params(p)
     ask = _questions(p, [item.arm for item in planned if item.start])
-    ledger, judged = Ledger(Path(p.run_dir) / "ledger.jsonl"), []
+    ledger, captured = Ledger(Path(p.run_dir) / "ledger.jsonl"), stack.capture()
+    done, judged = arms_resume.finished(ledger), []
     for item in planned:
-        name = item.arm.name
-        everything = functools.partial(_with_kernel, ask, item.arm, p)
-        row = arms_judge.judge(
-            item, p.run_dir, limits, everything, lambda state, s, name=name: print(f"{name}: {state} after {s:.0f} s")
-        )
-        ledger.append(row.evidence)
-        print(f"{name}: {row.evidence.verdict} {row.evidence.reason}".rstrip())
-        judged.append(row)
+        key = arms_resume.key_of(item.arm, p, captured)
+        judged.append(_remembered(done[key], ask, p, key) if key in done else _turn(item, ask, p, key, ledger))
     return Matrix(tuple(judged), ask)
+
+
+def _turn(planned: Planned, ask: AgainstReference | AgainstFirst, p: Params, key: str, ledger: Ledger) -> Evidence:
+    """One arm's turn; its answers and then its record are on disk when this returns."""
+    name = planned.arm.name
+    limits = Limits(idle_s=p.start_idle_s, spinning_s=p.start_spinning_s)
+    everything = functools.partial(_with_kernel, ask, planned.arm, p)
+    row = arms_judge.judge(planned, p.run_dir, limits, everything, lambda state, s: print(f"{name}: {state} after {s:.0f} s"))
+    evidence = dataclasses.replace(row.evidence, details={**row.evidence.details, "key": key})
+    if name in ask.told:
+        arms_resume.keep(p.run_dir, key, ask.told[name])
+    ledger.append(evidence)
+    print(f"{name}: {evidence.verdict} {evidence.reason}".rstrip())
+    return evidence
+
+
+def _remembered(evidence: Evidence, ask: AgainstReference | AgainstFirst, p: Params, key: str) -> Evidence:
+    """The record of an earlier turn; its answers are put where the pictures look for them."""
+    name = evidence.subject.removeprefix("arm:")
+    told = arms_resume.kept(p.run_dir, key)
+    if told is not None:
+        ask.told[name] = told
+    print(f"{name}: {evidence.verdict} (judged {evidence.written_at[:16]}, not started again)")
+    return evidence
 
 
 def _with_kernel(ask: Callable[[Server], Finding], arm: Arm, p: Params, server: Server) -> Finding:

@@ -25,6 +25,7 @@ from nvfp4lab.server import processes, processes_gpu, processes_table
 from nvfp4lab.server.processes import Started
 from nvfp4lab.server.states import COMPILERS, LogWatch, ProgressClock, Sample, State
 
+DYING_S = 1.0
 GPU_SLACK_MIB = 16.0  # the driver's own bookkeeping moves by a few MiB when contexts come and go
 
 
@@ -133,13 +134,15 @@ class Server:
         return self
 
     def lost(self) -> str | None:
-        """Why a server that was ready no longer is: None while it lives and listens."""
-        code = self._started.exit_code()
-        if code is not None:
-            return f"the server ended by itself, {_exit_words(code)}"
-        if self.port not in processes_table.listeners(self._started.family()):
+        """Why a server that was ready no longer is; None while it lives and listens."""
+        if self._started.exit_code() is None and self.port in processes_table.listeners(self._started.family()):
+            return None
+        deadline = time.monotonic() + DYING_S
+        while (code := self._started.exit_code()) is None and time.monotonic() < deadline:
+            time.sleep(0.02)  # a dying process closes its ports first
+        if code is None:
             return f"the server runs, but no longer listens on port {self.port}"
-        return None
+        return f"the server ended by itself, {_exit_words(code)}"
 
     def stop(self) -> Ending:
         """End the whole family and wait until ports and GPU memory are back. May be called again at any time."""
@@ -185,9 +188,10 @@ class Server:
         if processes_table.is_listened_to(self.port):
             # Taken anew: whoever listens may have been forked since `family` was.
             self._held |= processes_table.listeners(self._started.family())
-            if self.port not in self._held:
+            # Looked at once more: ours may have closed it in between, which is no foreign server.
+            if self.port not in self._held and processes_table.is_listened_to(self.port):
                 return State.FAILED, f"port {self.port} is in use by another process; start again to get a fresh port"
-            if self._healthy():
+            if self.port in self._held and self._healthy():
                 return State.READY, ""
         doing = self._timeline[-1][0]
         if clock.idle_s > self.limits.idle_s:

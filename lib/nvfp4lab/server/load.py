@@ -8,6 +8,7 @@ with Client(run_dir, env) as client:
 import contextlib
 import dataclasses
 import json
+import os
 import select
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from nvfp4lab.errors import LabError
 from nvfp4lab.server import load_driver, load_stub
 from nvfp4lab.server.params import LoadShape, Slo
 
-RUN_LIMIT_S = 3600.0
+LEAVE_S = 2.0  # from the end of its input to the end of the process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,33 +83,21 @@ class LoadRun:
 class Client:
     """The benchmark in a process of its own, imported once, as a context manager.
 
-    env: the whole environment, in which `import sglang` works.
+    env: the whole environment, in which `import sglang` works. limit_s: of one run.
     """
 
-    def __init__(self, run_dir: Path | str, env: Mapping[str, str]):
+    def __init__(self, run_dir: Path | str, env: Mapping[str, str], limit_s: float = 3600.0):
+        self.limit_s = limit_s
         self.log = Path(run_dir) / "logs" / "load_client.log"
         self._env = dict(env)
 
     def __enter__(self) -> "Client":
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            [sys.executable, load_driver.__file__, str(self.log)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=self._env,
-            start_new_session=True,
-            text=True,
-        )
+        self._start()
         return self
 
     def __exit__(self, *exception) -> None:
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+        self._end()
 
     def run(self, url: str, tokenizer: Path | str, shape: LoadShape, concurrency: int, requests: int, seed: int) -> LoadRun:
         """One run of `requests` requests with random token ids. Raises LabError when the benchmark fails or takes too long."""
@@ -119,20 +108,38 @@ class Client:
             arguments += ["--random-input-len", str(shape.input_tokens), "--random-output-len", str(shape.output_tokens)]
             arguments += ["--max-concurrency", str(concurrency), "--warmup-requests", "1", "--seed", str(seed)]
             arguments += ["--output-file", str(output), "--output-details", "--disable-tqdm"]
-            code = self._ask(arguments, RUN_LIMIT_S)
+            code = self._ask(arguments)
             if code != 0 or not output.exists():
                 raise LabError(f"SGLang's benchmark failed with exit code {code}; its log: {self.log}")
             return parse(json.loads(output.read_text(encoding="utf-8").splitlines()[-1]), shape, concurrency)
 
-    def _ask(self, arguments: list[str], timeout_s: float) -> int:
+    def _ask(self, arguments: list[str]) -> int:
+        """The benchmark's exit code. After a death or a run without end the next run gets a fresh process."""
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
-        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-            raise LabError(f"SGLang's benchmark did not finish within {timeout_s:.0f} s; its log: {self.log}")
-        reply = self._process.stdout.readline()
-        if not reply:
-            raise LabError(f"SGLang's benchmark died (exit code {self._process.wait()}); its log: {self.log}")
-        return json.loads(reply)["exit"]
+        answered = bool(select.select([self._process.stdout], [], [], self.limit_s)[0])
+        reply = self._process.stdout.readline() if answered else ""
+        if reply:
+            return json.loads(reply)["exit"]
+        how = f"died with exit code {self._process.wait()}" if answered else f"did not finish within {self.limit_s:.0f} s"
+        self._end()
+        self._start()
+        raise LabError(f"SGLang's benchmark {how}; its log: {self.log}")
+
+    def _start(self) -> None:
+        command = [sys.executable, load_driver.__file__, str(self.log)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=self._env, start_new_session=True, text=True)
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=LEAVE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)  # its own session: the benchmark may have helpers
+            self._process.wait()
+        self._process.stdout.close()
 
 
 def parse(result: Mapping, shape: LoadShape, concurrency: int) -> LoadRun:

@@ -5,9 +5,12 @@ the one that runs on a cold machine. A run counts only if every canary asked mea
 answered in full.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nvfp4lab import stack
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
 from nvfp4lab.records import Ledger, Verdict, WrongKind
@@ -17,6 +20,7 @@ from nvfp4lab.server.launch import Limits, Server, StartFailed
 from nvfp4lab.server.load import Client, LoadRun
 from nvfp4lab.server.load_canary import CanaryWatch, Checks, canary_for
 from nvfp4lab.server.load_evidence import Cell, Table, Void
+from nvfp4lab.server.load_store import Store
 from nvfp4lab.server.load_telemetry import Telemetry
 from nvfp4lab.server.params import LoadShape
 
@@ -26,7 +30,8 @@ CEILING_REQUESTS = 8  # per request in flight, against the stub: seconds of time
 def sweep(p: Params) -> Table:
     """Measure every arm of `p`, printing each run; the evidence of all is in the ledger when it returns.
 
-    Ctrl-C or a failing client still leaves the finished rounds in the ledger. Raises LabError when the client cannot run.
+    Each finished run is on disk at once and is not repeated by a later call with the same run folder. Ctrl-C or a failing
+    client still leaves the evidence of what was finished. Raises LabError when the client cannot run.
     """
     planned = arms_plan.of_params(p)
     startable = [item.arm for item in planned if item.start]
@@ -35,11 +40,7 @@ def sweep(p: Params) -> Table:
         if startable:
             canaries = {arm.name: canary_for(arm, p) for arm in startable}
             with Client(p.run_dir, environment_here()) as client:
-                ceilings = _ceilings(client, p, arms_model.model_folder(startable[0].model))
-                table.cells += [Cell(arm, shape, c, tok_s) for arm in startable for (shape, c), tok_s in ceilings.items()]
-                for number in range(p.restarts):
-                    for arm in rotated(startable, number):
-                        _round(p, client, canaries[arm.name], number, arm, [cell for cell in table.cells if cell.arm is arm])
+                _Sweep(p, client, Store(p, stack.capture()), canaries, table).run(startable)
     finally:
         Ledger(Path(p.run_dir) / "ledger.jsonl").append(*table.evidence())
     return table
@@ -51,60 +52,81 @@ def rotated(arms: Sequence[Arm], number: int) -> list[Arm]:
     return [*arms[start:], *arms[:start]]
 
 
-def _ceilings(client: Client, p: Params, tokenizer: Path) -> dict[tuple[LoadShape, int], float]:
-    """Output tokens per second that the client can take from a server that answers at once."""
-    found = {}
-    with load.stub_server() as url:
-        for shape in p.load_shapes:
-            for concurrency in p.concurrencies:
-                run = client.run(url, tokenizer, shape, concurrency, CEILING_REQUESTS * concurrency, seed=0)
+@dataclasses.dataclass(frozen=True)
+class _Sweep:
+    """One sweep under way."""
+
+    p: Params
+    client: Client
+    store: Store
+    canaries: Mapping[str, Checks]
+    table: Table
+
+    def run(self, arms: Sequence[Arm]) -> None:
+        """The ceiling, then every round."""
+        ceilings = self._ceilings(arms_model.model_folder(arms[0].model))
+        self.table.cells += [Cell(arm, *place, tok_s) for arm in arms for place, tok_s in ceilings.items()]
+        for number in range(self.p.restarts):
+            for arm in rotated(arms, number):
+                missing = [c for c in self.table.cells if c.arm is arm and not self.store.recall(c, number)]
+                if missing:
+                    self._round(number, arm, missing)
+
+    def _ceilings(self, tokenizer: Path) -> dict[tuple[LoadShape, int], float]:
+        """Output tokens per second that the client can take from a server that answers at once."""
+        found = {}
+        with load.stub_server() as url:
+            for shape, concurrency in itertools.product(self.p.load_shapes, self.p.concurrencies):
+                run = self.client.run(url, tokenizer, shape, concurrency, CEILING_REQUESTS * concurrency, seed=0)
                 found[shape, concurrency] = run.output_tok_s
                 print(f"client alone, {_words(shape, concurrency)}: {run.output_tok_s:,.0f} tok/s")
-    return found
+        return found
 
-
-def _round(p: Params, client: Client, canary: Checks, number: int, arm: Arm, cells: Sequence[Cell]) -> None:
-    """One start of one arm, measured in all its cells."""
-    limits = Limits(idle_s=p.start_idle_s, spinning_s=p.start_spinning_s)
-    try:
-        with arms_judge.server_of(arm, p.run_dir, limits) as server:
-            print(f"round {number + 1}, {arm.name}: ready after {server.outcome.seconds:.0f} s")
-            unclear = _unclear_kernel(p, server, arm) if number == 0 else None
-            for cell in cells:
-                if unclear:
-                    cell.voids[number] = unclear
-                    continue
-                _measure(p, client, canary, number, server, cell)
-                print(f"round {number + 1}, {arm.name}, {_words(cell.shape, cell.concurrency)}: {_told(cell, number)}")
-    except StartFailed as error:
-        verdict, reason, _ = arms_judge.why_failed(error.outcome)
-        for cell in cells:
-            cell.voids[number] = Void(verdict, reason)
-        print(f"round {number + 1}, {arm.name}: {verdict}, {reason}")
-
-
-def _unclear_kernel(p: Params, server: Server, arm: Arm) -> Void | None:
-    """Why nobody can say which kernel a row would be about; None when the witnesses agree or are not asked."""
-    agreements = which_kernel_witness.testify(server, arm, p.run_dir) if p.profile_decode else []
-    bad = next((agreement for agreement in agreements if not agreement.ok), None)
-    return Void(Verdict.NOT_RUN, f"{bad.operation}: {bad.why}") if bad else None
-
-
-def _measure(p: Params, client: Client, canary: Checks, number: int, server: Server, cell: Cell) -> None:
-    requests = p.prompts_per_slot * cell.concurrency
-    folder = arms_model.model_folder(cell.arm.model)
-    with Telemetry() as telemetry, CanaryWatch(canary, server.url) as watch:
+    def _round(self, number: int, arm: Arm, cells: Sequence[Cell]) -> None:
+        """One start of one arm, measured in all its cells."""
+        name = f"round {number + 1}, {arm.name}"
+        limits = Limits(idle_s=self.p.start_idle_s, spinning_s=self.p.start_spinning_s)
         try:
-            run, failed = client.run(server.url, folder, cell.shape, cell.concurrency, requests, seed=1 + number), None
-        except LabError as error:
-            run, failed = None, str(error)
-    cell.canary_checks += watch.asked
-    cell.readings += telemetry.readings
-    void = _why_void(server.lost(), watch.fault, failed, run)
-    if void:
-        cell.voids[number] = void
-    else:
-        cell.runs[number] = run
+            with arms_judge.server_of(arm, self.p.run_dir, limits) as server:
+                print(f"{name}: ready after {server.outcome.seconds:.0f} s")
+                unclear = self._unclear_kernel(server, arm) if number == 0 else None
+                for cell in cells:
+                    self._measure(number, server, cell, unclear)
+                    print(f"{name}, {_words(cell.shape, cell.concurrency)}: {_told(cell, number)}")
+        except StartFailed as error:
+            verdict, reason, _ = arms_judge.why_failed(error.outcome)
+            for cell in cells:
+                cell.voids[number] = Void(verdict, reason)
+                self.store.keep(cell, number)
+            print(f"{name}: {verdict}, {reason}")
+
+    def _unclear_kernel(self, server: Server, arm: Arm) -> Void | None:
+        """Why nobody can say which kernel a row would be about; None when the witnesses agree or are not asked."""
+        agreements = which_kernel_witness.testify(server, arm, self.p.run_dir) if self.p.profile_decode else []
+        bad = next((agreement for agreement in agreements if not agreement.ok), None)
+        return Void(Verdict.NOT_RUN, f"{bad.operation}: {bad.why}") if bad else None
+
+    def _measure(self, number: int, server: Server, cell: Cell, unclear: Void | None) -> None:
+        if unclear is None:
+            run, unclear = self._loaded(number, server, cell)
+        if unclear:
+            cell.voids[number] = unclear
+        else:
+            cell.runs[number] = run
+        self.store.keep(cell, number)
+
+    def _loaded(self, number: int, server: Server, cell: Cell) -> tuple[LoadRun | None, Void | None]:
+        """The run of one cell under canaries, and why it does not count (None: it does)."""
+        requests = self.p.prompts_per_slot * cell.concurrency
+        folder = arms_model.model_folder(cell.arm.model)
+        with Telemetry() as telemetry, CanaryWatch(self.canaries[cell.arm.name], server.url) as watch:
+            try:
+                run, failed = self.client.run(server.url, folder, cell.shape, cell.concurrency, requests, seed=1 + number), None
+            except LabError as error:
+                run, failed = None, str(error)
+        cell.canary_checks += watch.asked
+        cell.readings += telemetry.readings
+        return run, _why_void(server.lost(), watch.fault, failed, run)
 
 
 def _why_void(lost: str | None, wrong: str | None, failed: str | None, run: LoadRun | None) -> Void | None:
