@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import probes, reference
+from nvfp4lab.kernels.case_models import BOUNDARY_M
 from nvfp4lab.kernels.operands import Fp4Operand, ProbeError
 from nvfp4lab.kernels.probes_exact import TIERS, exact_gemm
 from nvfp4lab.kernels.probes_moe import exact_moe
@@ -126,7 +127,7 @@ def test_every_probe_says_what_it_sees_and_passes_a_sound_kernel():
         assert probe.detects and probe.blind_to
 
 
-@pytest.mark.parametrize("m", probes.BOUNDARY_M[:-1])
+@pytest.mark.parametrize("m", BOUNDARY_M[:-1])
 def test_boundary_rows(m):
     probe = exact_gemm(GemmShape(m, 48, 96), m, 24)
     assert torch.equal(run(reference.gemm, probe.problem), probe.expected)

@@ -5,6 +5,7 @@ each backend packs, swizzles and shuffles for itself.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -51,13 +52,31 @@ class Fp4Operand:
         return codec.NVFP4Tensor(codec.pack(self.codes), self.block_scale.contiguous(), self.global_scale)
 
     @classmethod
+    def stack(cls, operands: Sequence["Fp4Operand"]) -> "Fp4Operand":
+        """2-D operands of equal shape as one with a leading expert dimension."""
+        codes, scales, global_scales = zip(
+            *((one.codes, one.block_scale.view(torch.uint8), one.global_scale) for one in operands), strict=True
+        )
+        return cls(torch.stack(codes), torch.stack(scales).view(torch.float8_e4m3fn), torch.stack(global_scales))
+
+    @classmethod
     def of(cls, tensor: codec.NVFP4Tensor) -> "Fp4Operand":
         """A quantised tensor opened up."""
         return cls(codec.unpack(tensor.codes), tensor.block_scale, tensor.global_scale)
 
     def rows(self, index: torch.Tensor | slice) -> "Fp4Operand":
         """The same operand with the chosen rows (second-to-last dimension)."""
-        return dataclasses.replace(self, codes=self.codes[..., index, :], block_scale=self.block_scale[..., index, :])
+        return dataclasses.replace(
+            self, codes=self.codes[..., index, :], block_scale=self._scales(lambda bytes_: bytes_[..., index, :])
+        )
+
+    def experts(self, order: torch.Tensor) -> "Fp4Operand":
+        """A stacked operand with its experts in another order."""
+        return Fp4Operand(self.codes[order], self._scales(lambda bytes_: bytes_[order]), self.global_scale[order])
+
+    def _scales(self, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Block scales moved about as bytes: not every device gathers 8-bit floats."""
+        return move(self.block_scale.view(torch.uint8)).view(torch.float8_e4m3fn)
 
     def expert(self, index: int) -> "Fp4Operand":
         """One expert of a stacked operand, as a 2-D operand."""

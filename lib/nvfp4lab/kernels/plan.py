@@ -14,6 +14,7 @@ from nvfp4lab.kernels.case_replays import REPLAYS
 from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.params import KernelParams
 from nvfp4lab.kernels.probes import Probe
+from nvfp4lab.kernels.shapes import QuantiseShape
 from nvfp4lab.records import Target
 from nvfp4lab.stack import here
 
@@ -48,7 +49,7 @@ def shapes(p: KernelParams) -> tuple[Placed, ...]:
 def _of_backend(
     p: KernelParams, backend: Backend, asked: Sequence[Probe], placed: Sequence[Placed], target: Target
 ) -> Iterator[Case]:
-    own = [one for one in placed if one.shape.op == backend.op]
+    own = _extremes(placed) if backend.op == "quantise" else [one for one in placed if one.shape.op == backend.op]
     decisive = probes.find(DECISIVE[backend.op])
     if not own:
         return
@@ -78,6 +79,13 @@ def _hopeless(backend: Backend, target: Target) -> bool:
     if backend.is_available() is not None:
         return True
     return backend.arithmetic == "fp4" and target.cc != "cpu" and int(target.cc.split(".")[0]) < 10
+
+
+def _extremes(placed: Sequence[Placed]) -> list[Placed]:
+    """Of the quantisers' shapes the fewest and the most rows for each width: rows are independent of one another."""
+    own = sorted((one for one in placed if isinstance(one.shape, QuantiseShape)), key=lambda one: (one.shape.k, one.shape.m))
+    groups = [list(group) for _, group in itertools.groupby(own, key=lambda one: one.shape.k)]
+    return [one for group in groups for one in dict.fromkeys((group[0], group[-1]))]
 
 
 def _moderate(own: Sequence[Placed]) -> Placed:

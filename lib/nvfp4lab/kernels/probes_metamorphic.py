@@ -11,7 +11,7 @@ import torch
 
 from nvfp4lab.kernels import gates
 from nvfp4lab.kernels.gates import GateResult
-from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, MoeProblem, Problem, activation_rows
+from nvfp4lab.kernels.operands import GemmProblem, MoeProblem, Problem, activation_rows
 from nvfp4lab.kernels.probes_draw import Draw
 from nvfp4lab.records import Verdict
 
@@ -83,7 +83,7 @@ def _expert_relabelling(run: Run, problem: MoeProblem, draw: Draw):
     local = problem.topk_ids.long() - problem.expert_offset
     here = (local >= 0) & (local < problem.experts)
     ids = torch.where(here, inverse[local.clamp(0, problem.experts - 1)] + problem.expert_offset, problem.topk_ids).to(torch.int32)
-    parts = {name: _take_experts(getattr(problem, name), order) for name in ("gate", "up", "down")}
+    parts = {name: getattr(problem, name).experts(order) for name in ("gate", "up", "down")}
     return [(run(dataclasses.replace(problem, topk_ids=ids, **parts)), run(problem))]
 
 
@@ -105,10 +105,6 @@ def take_rows(problem: Problem, index: torch.Tensor | slice) -> Problem:
             problem, activations=rows, topk_ids=problem.topk_ids[index], topk_weights=problem.topk_weights[index]
         )
     return dataclasses.replace(problem, activations=rows)
-
-
-def _take_experts(operand: Fp4Operand, order: torch.Tensor) -> Fp4Operand:
-    return Fp4Operand(operand.codes[order], operand.block_scale[order], operand.global_scale[order])
 
 
 RELATIONS: tuple[Relation, ...] = (

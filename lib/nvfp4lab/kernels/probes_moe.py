@@ -54,7 +54,7 @@ def exact_moe(
     activations = _activations(draw, shape, flips, exponents, order)
     row = draw.powers(-1, 2, (shape.hidden, 1))  # rows of `down` differ, alike in all experts: their answers are added up
     experts = [_expert(draw, shape, flips, exponents, order, row, index, gate_up_ratio) for index in range(shape.experts)]
-    gate, up, down = (_stack([expert[part] for expert in experts]) for part in range(3))
+    gate, up, down = (Fp4Operand.stack([expert[part] for expert in experts]) for part in range(3))
     ids, weights = _routing(draw, shape, skewed)
     problem = MoeProblem(
         activations,
@@ -177,12 +177,6 @@ def _operand(codes: torch.Tensor, block_scale: torch.Tensor, global_scale: float
     if not torch.equal(stored.double(), block_scale):
         raise ProbeError("exact MoE probe: a block scale is not an E4M3 number")
     return Fp4Operand(codes.flatten(1).to(torch.uint8), stored, torch.tensor(global_scale, dtype=torch.float32, device=draw.device))
-
-
-def _stack(operands: list[Fp4Operand]) -> Fp4Operand:
-    return Fp4Operand(
-        *(torch.stack([getattr(operand, name) for operand in operands]) for name in ("codes", "block_scale", "global_scale"))
-    )
 
 
 def _routing(draw: Draw, shape: MoeShape, skewed: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,7 +31,7 @@ def realistic_moe(shape: MoeShape, seed: int, device: torch.device | str = "cpu"
     draw = Draw(seed, device)
     activations = _quantised(_activations(draw, shape.tokens, shape.hidden))
     parts = [(shape.intermediate, shape.hidden), (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)]
-    gate, up, down = (_stacked([_quantised(_weights(draw, *part)) for _ in range(shape.experts)]) for part in parts)
+    gate, up, down = (Fp4Operand.stack([_quantised(_weights(draw, *part)) for _ in range(shape.experts)]) for part in parts)
     shared = torch.maximum(gate.global_scale, up.global_scale)  # a fused pair is quantised with one global scale
     logits = draw.normal((shape.tokens, shape.all_experts))
     weights, ids = logits.softmax(-1).topk(shape.topk)
@@ -70,12 +70,6 @@ def _weights(draw: Draw, rows: int, columns: int) -> torch.Tensor:
 
 def _quantised(x: torch.Tensor) -> Fp4Operand:
     return Fp4Operand.of(codec.quantize(x))
-
-
-def _stacked(operands: list[Fp4Operand]) -> Fp4Operand:
-    return Fp4Operand(
-        *(torch.stack([getattr(operand, name) for operand in operands]) for name in ("codes", "block_scale", "global_scale"))
-    )
 
 
 def plain_gemm(shape: GemmShape, seed: int, device: torch.device | str = "cpu") -> GemmProblem:
