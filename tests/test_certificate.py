@@ -50,7 +50,6 @@ def test_a_loosened_gate_is_found_out(monkeypatch):
         ("repeat", "race in one tile, one call in 5"),
         ("exact_moe_split_scale", "gate and up global scales merged"),
         ("realistic_moe", "GELU for SiLU"),
-        ("realistic", "global scale rounded to bf16"),
     ],
 )
 def test_each_probe_is_needed(without, survivor):

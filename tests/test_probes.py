@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvfp4lab.errors import LabError
-from nvfp4lab.kernels import probes, reference
+from nvfp4lab.kernels import backends, probes, reference
+from nvfp4lab.kernels.backends import base
 from nvfp4lab.kernels.case_models import BOUNDARY_M
 from nvfp4lab.kernels.operands import Fp4Operand, ProbeError
 from nvfp4lab.kernels.probes_exact import TIERS, exact_gemm
@@ -16,7 +17,7 @@ from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
 from nvfp4lab.kernels.probes_rounding import rounding_gemm
 from nvfp4lab.kernels.reference import LEGITIMATE_ORDERS, Order
 from nvfp4lab.kernels.reference_bounds import gemm_expectation, moe_expectation
-from nvfp4lab.kernels.shapes import GemmShape, MoeShape
+from nvfp4lab.kernels.shapes import GemmShape, MoeShape, QuantiseShape
 from nvfp4lab.nvfp4 import codec
 from nvfp4lab.nvfp4.conventions import CONVENTIONS
 from nvfp4lab.records import Verdict
@@ -118,10 +119,10 @@ def test_impossible_shapes_are_refused(shape):
 
 
 def test_every_probe_says_what_it_sees_and_passes_a_sound_kernel():
+    shapes = {"gemm": GemmShape(5, 32, 48), "moe": MoeShape(5, 32, 48, 3, 2), "quantise": QuantiseShape(8, 48)}
+    sound = {"gemm": reference.gemm, "moe": reference.moe, "quantise": base.kernel_of(backends.find("codec.flashinfer"))}
     for probe in probes.PROBES.values():
-        shape = GemmShape(5, 32, 48) if probe.op == "gemm" else MoeShape(5, 32, 48, 3, 2)
-        experiment = probe.build(shape, 1, "cpu")
-        kernel = reference.gemm if probe.op == "gemm" else reference.moe
+        experiment, kernel = probe.build(shapes[probe.op], 1, "cpu"), sound[probe.op]
         assert experiment.judge(kernel).verdict is Verdict.OK, probe.name
         assert experiment.check(run(kernel, experiment.problem)).verdict is Verdict.OK, probe.name
         assert probe.detects and probe.blind_to
