@@ -1,4 +1,7 @@
-"""A server that starts in 30 ms and misbehaves on demand: `launch_fake_server.py PORT MODE`. Standard library only."""
+"""A server that starts in 30 ms and misbehaves on demand: `launch_fake_server.py PORT MODE [TAG]`. Standard library only.
+
+TAG stands on every command line, so that a test finds its own processes.
+"""
 
 import os
 import signal
@@ -36,7 +39,7 @@ def escape() -> bool:
 
 def scrubbed(port: int) -> None:
     """Become a process without any environment (no marker) that still serves and ignores TERM."""
-    os.execve(sys.executable, [sys.executable, "-I", "-S", __file__, str(port), "ignores_term"], {})
+    os.execve(sys.executable, [sys.executable, "-I", "-S", __file__, str(port), "ignores_term", *sys.argv[3:]], {})
 
 
 def main(port: int, mode: str) -> None:

@@ -143,9 +143,8 @@ def test_an_arm_that_needs_more_gpus_than_there_are_is_listed():
 TRTLLM = "fp4_gemm:flashinfer_trtllm:modelopt_fp4"
 
 
-def route(subject=TRTLLM, cc="12.0", sglang="0.5.23", verdict=Verdict.UNSUPPORTED, **query) -> Evidence:
-    details = {"query": query} if query else {}
-    return Evidence("source", subject, Target(cc), Stack(sglang=sglang), verdict, "nvfp4lab routes", "it raises", details=details)
+def route(subject=TRTLLM, cc="12.0", sglang="0.5.23", verdict=Verdict.UNSUPPORTED, repro="nvfp4lab routes") -> Evidence:
+    return Evidence("source", subject, Target(cc), Stack(sglang=sglang), verdict, repro, "it raises")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +156,10 @@ def route(subject=TRTLLM, cc="12.0", sglang="0.5.23", verdict=Verdict.UNSUPPORTE
         (route(subject="fp4_gemm:marlin:modelopt_fp4"), False),
         (route(subject="moe:flashinfer_trtllm:modelopt_fp4"), False),
         (route(verdict=Verdict.NOT_RUN), False),
-        (route(tp=2), False),
-        (route(tp=1, flag_given=False), True),
+        (route(repro="nvfp4lab routes --tp 2 --ep 1"), False),
+        (route(repro="nvfp4lab routes --a2a deepep"), False),
+        (route(repro="nvfp4lab routes --flag-given --op fp4_gemm"), False),
+        (route(repro="nvfp4lab routes --a2a none --tp 1 --ep 1 --gated --flag-absent --op fp4_gemm"), True),
     ],
 )
 def test_a_route_record_refuses_an_arm_only_if_it_is_about_it(record, counts):

@@ -19,14 +19,15 @@ FAST = Limits(idle_s=1.5, spinning_s=1.5, term_s=0.3, kill_s=5, release_s=5, pol
 
 
 def fake(mode: str, run_dir: Path, limits: Limits = FAST) -> Server:
-    return Server(mode, lambda port: [sys.executable, "-I", "-S", str(FAKE), str(port), mode], os.environ, run_dir, limits)
+    return Server(
+        mode, lambda port: [sys.executable, "-I", "-S", str(FAKE), str(port), mode, str(run_dir)], os.environ, run_dir, limits
+    )
 
 
 def survivors(run_dir: Path) -> list[str]:
-    """Command lines of processes that any start recorded in `run_dir` left; independent of the code under test."""
-    needle = str(FAKE)
-    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [line for line in lines if needle in line and "processes_guard" not in line]
+    """Command lines of fake servers of this test that are still there; independent of the code under test."""
+    lines = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if str(FAKE) in line and str(run_dir) in line and "processes_guard" not in line]
 
 
 def outcome_of(server: Server) -> tuple[State, str]:
@@ -102,7 +103,9 @@ def test_ctrl_c_while_starting_ends_the_server(tmp_path):
         if state is State.LOADING:
             raise KeyboardInterrupt
 
-    server = Server("hangs", lambda port: [sys.executable, str(FAKE), str(port), "hangs"], os.environ, tmp_path, FAST, interrupt)
+    server = Server(
+        "hangs", lambda port: [sys.executable, str(FAKE), str(port), "hangs", str(tmp_path)], os.environ, tmp_path, FAST, interrupt
+    )
     with pytest.raises(KeyboardInterrupt):
         server.start()
     assert server.ending.clean and survivors(tmp_path) == []

@@ -4,6 +4,7 @@ Nothing is silently left out: an arm that is not started is listed with the reas
 """
 
 import dataclasses
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -93,9 +94,11 @@ def _is_about(record: Evidence, arm: Arm) -> bool:
     asked = {"moe": arm.moe_runner_backend or "auto", "fp4_gemm": arm.fp4_gemm_backend or "auto"}
     if op not in asked or asked[op] != backend:
         return False
-    same = {"tp": arm.tp, "ep": arm.ep, "a2a": arm.moe_a2a_backend or "none", "flag_given": arm.quantization is not None}
-    query = record.details.get("query", {})
-    return all(query.get(name, value) == value for name, value in same.items())
+    asked_words = shlex.split(record.repro)  # the very question, as a command line
+    wanted = {"--tp": str(arm.tp), "--ep": str(arm.ep), "--a2a": arm.moe_a2a_backend or "none"}
+    other = "--flag-absent" if arm.quantization is not None else "--flag-given"
+    given = dict(zip(asked_words, asked_words[1:], strict=False))
+    return other not in asked_words and all(given.get(flag, value) == value for flag, value in wanted.items())
 
 
 def of_params(p) -> list[Planned]:
