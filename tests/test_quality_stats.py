@@ -27,7 +27,7 @@ def test_kl_is_a_lower_bound_and_tighter_than_one_bucket(seed: int) -> None:
     ours = cut(dict(enumerate(p.tolist())), 64)
     for top in (3, 20, 400):
         theirs = cut(dict(enumerate(q.tolist())), top)
-        assert merged(ours, theirs) - 1e-9 <= kl_nats(ours, theirs) <= exact + 1e-9
+        assert merged(ours, theirs) - 1e-5 <= kl_nats(ours, theirs) <= exact + 1e-9  # c is found to 3e-6
     assert kl_nats(ours, cut(dict(enumerate(q.tolist())), 20)) > 0.25 * exact
     everything = kl_nats(dict(enumerate(p.tolist())), dict(enumerate(q.tolist())))
     assert everything == pytest.approx(exact, rel=1e-6)

@@ -72,7 +72,7 @@ def _pad(name: str, tensor: torch.Tensor, old: Widths, new: Widths) -> torch.Ten
     axes = _AXES[module]
     shape = [new.rows[axis] if axis else size for axis, size in zip(axes, tensor.shape, strict=True)]
     if "norm" in module:
-        tensor = (tensor.float() * math.sqrt(old.hidden / new.hidden)).to(tensor.dtype)
+        tensor = (tensor.double() * math.sqrt(old.hidden / new.hidden)).to(tensor.dtype)
     padded = tensor.new_zeros(shape)
     padded[tuple(slice(size) for size in tensor.shape)] = tensor
     return padded
