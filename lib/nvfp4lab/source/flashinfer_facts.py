@@ -1,15 +1,11 @@
 """All facts about one FlashInfer: capability lists, gates, `auto`, module tables, JIT majors, C++ checks, package pins."""
 
 import ast
-import hashlib
-import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from nvfp4lab.source import flashinfer_capability, flashinfer_cpp, flashinfer_modules
-from nvfp4lab.source.facts import Fact, Place, read_json, write_json
-from nvfp4lab.source.fetch import cache_dir
+from nvfp4lab.source import flashinfer_capability, flashinfer_cpp, flashinfer_modules, report
+from nvfp4lab.source.facts import Fact, Place
 from nvfp4lab.source.flashinfer_reader import Reader
 from nvfp4lab.source.index import Index
 from nvfp4lab.source.module import Definition
@@ -34,7 +30,6 @@ ASKED_FOR = (
 )
 
 _ENTRY = "flashinfer/__init__.py"
-_READERS = ("flashinfer", "facts", "index", "module")
 
 
 def read(package: Package, index: Index | None = None) -> list[Fact]:
@@ -52,17 +47,8 @@ def read(package: Package, index: Index | None = None) -> list[Fact]:
 
 
 def read_cached(package: Package) -> list[Fact]:
-    """As `read`, kept in the cache by the content of the package and of these readers."""
-    readers = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")) if path.name.startswith(_READERS))
-    kept = cache_dir() / "facts" / f"flashinfer-{package.tree.digest()}-{hashlib.blake2b(readers, digest_size=16).hexdigest()}.json"
-    if kept.exists():
-        return list(read_json(kept))
-    found = read(package)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    fresh = kept.with_suffix(f".{os.getpid()}")
-    write_json(found, fresh)
-    fresh.replace(kept)
-    return found
+    """As `read`, kept by the content of the package and of the readers."""
+    return report.facts_of(package, read)[0]
 
 
 def _definitions(reader: Reader) -> Iterator[Fact]:

@@ -7,6 +7,7 @@ the gate or alternative says `depends on <condition>`.
 import dataclasses
 import functools
 import os
+from collections.abc import Container, Iterator
 
 from nvfp4lab.errors import LabError
 from nvfp4lab.source import flashinfer_facts, routes_flashinfer, routes_server, routes_traps, sglang_facts
@@ -29,7 +30,7 @@ def open_router(sglang: str | os.PathLike, flashinfer: str | os.PathLike | None 
     and when SGLang pins none.
     """
     package = resolve(sglang, "sglang")
-    facts = sglang_facts.read(package)
+    facts = sglang_facts.read_cached(package)
     if flashinfer is None:
         pinned = Facts(facts).query("package", "requires_flashinfer")
         if not pinned:
@@ -48,6 +49,7 @@ class Router:
     def __init__(self, sglang: Package, facts: list[Fact], flashinfer: Package | None, index: Index | None = None):
         self.reading = Reading(index or Index(sglang))
         self.facts = Facts(facts)
+        self.flashinfer_version = flashinfer.version if flashinfer is not None else None
         self.names = f"sglang {sglang.version}" + (f", flashinfer {flashinfer.version}" if flashinfer else "")
         self.flashinfer = Facts(flashinfer_facts.read_cached(flashinfer)) if flashinfer is not None else None
         self._classes = functools.cache(lambda quant: quant_classes(self.reading, quant))
@@ -55,9 +57,12 @@ class Router:
         self._rules = functools.cache(lambda op: routes_server.rules_of(self.reading, op))
         self._walk = functools.cache(self._walk_afresh)
 
-    def routes(self, query: Query, ops: tuple[Operation, ...] = ("moe", "fp4_gemm")) -> list[Route]:
+    def routes(
+        self, query: Query, ops: tuple[Operation, ...] = ("moe", "fp4_gemm"), trapped: Container[str] | None = None
+    ) -> list[Route]:
         """All routes of a query, in the order of the flag's values; `auto` may have several.
 
+        trapped: look for traps of these values only (None: all), because they need the same route under other questions.
         Raises LabError when this SGLang has no such quantisation.
         """
         found = []
@@ -65,15 +70,15 @@ class Router:
             if self._tracers(op, query.quant) is None:
                 continue
             for backend, accepted in routes_server.values(self.facts, op).items():
-                found += self.of_backend(query, op, backend, accepted)
+                found += self.of_backend(query, op, backend, accepted, trapped is None or backend in trapped)
         return found
 
-    def of_backend(self, query: Query, op: Operation, backend: str, accepted: Fact | None) -> list[Route]:
+    def of_backend(self, query: Query, op: Operation, backend: str, accepted: Fact | None, traps: bool = True) -> list[Route]:
         """Routes of one value: one per possible resolution."""
         if not self._is_member(op, backend):
             return [self._alias_route(query, op, backend, accepted)]
         resolved = routes_server.resolutions(self.facts, op, backend, query)
-        return [self._route(query, op, backend, accepted, resolution) for resolution in resolved]
+        return [self._route(query, op, backend, accepted, resolution, traps) for resolution in resolved]
 
     def _is_member(self, op: Operation, backend: str) -> bool:
         enum = self.reading.vocabulary.enums.get(routes_server.SUBJECTS[op])
@@ -98,24 +103,30 @@ class Router:
             return MoeTracer(self.reading, classes) if classes.moe else None
         return DenseTracer(self.reading, classes) if classes.linear else None
 
-    def _route(self, query: Query, op: Operation, backend: str, accepted: Fact | None, resolved: Resolution) -> Route:
-        tracer = self._tracers(op, query.quant)
+    def _route(self, query: Query, op: Operation, backend: str, accepted: Fact | None, resolved: Resolution, traps: bool) -> Route:
         walk = self._walk(query, op, resolved.backend)
         final = "none, it raises before" if walk.refusal else routes_traps.final_of(walk)
         said = self._flashinfer_gates(query, op, resolved.backend, walk, final)
         expected = self._expected(op, backend, accepted, walk, said, final)
-        traps = list(routes_traps.of_gates(said))
-        if expected.startswith("silently"):
-            traps.append(f"{FLAGS[op]} {backend} {expected.replace(f': {backend} ends', ', it ends')}")
+        hops = (*_accepted(op, backend, accepted), *resolved.hops, *walk.hops, *_kernel_hops(walk))
+        asked = routes_server.open_checks(self.reading, self._rules(op), op, resolved.backend, query)
+        gates = (*asked, *_alternatives(walk, final), *walk.gates, *said)
+        route = Route(backend, op, resolved.when, hops, gates, final, expected)
+        return dataclasses.replace(route, traps=tuple(self._traps(query, route, accepted, resolved, walk))) if traps else route
+
+    def _traps(self, query: Query, route: Route, accepted: Fact | None, resolved: Resolution, walk: Walk) -> Iterator[str]:
+        """What the flag does not say, found by asking the same of other GPUs and flags."""
+        op, backend = route.op, route.backend
+        yield from routes_traps.of_gates(route.gates)
+        if route.expected.startswith("silently"):
+            yield f"{FLAGS[op]} {backend} {route.expected.replace(f': {backend} ends', ', it ends')}"
         if op == "moe":
-            traps += routes_traps.of_moe(tracer, self.facts, query, backend, resolved, walk, expected)
+            yield from routes_traps.of_moe(
+                self._tracers(op, query.quant), self.facts, query, backend, resolved, walk, route.expected
+            )
         if backend != "auto":
             failing = functools.partial(self._fails, op, backend)
-            traps += routes_traps.of_failure(op, query, backend, accepted, failing, expected)
-        hops = (*_accepted(op, backend, accepted), *resolved.hops, *walk.hops, *_kernel_hops(walk))
-        return Route(
-            backend, op, resolved.when, hops, (*_alternatives(walk, final), *walk.gates, *said), final, expected, tuple(traps)
-        )
+            yield from routes_traps.of_failure(op, query, backend, accepted, failing, route.expected)
 
     def _walk_afresh(self, query: Query, op: Operation, backend: str) -> Walk:
         """SGLang's part: argument rules, the capability that the quantisation asks for, then the layers."""
@@ -161,8 +172,11 @@ def _accepted(op: Operation, backend: str, accepted: Fact | None) -> list[Hop]:
 
 
 def _kernel_hops(walk: Walk) -> list[Hop]:
-    found = [Hop(kernel.file, kernel.line, f"kernel {kernel.dotted}") for kernel in walk.kernels]
-    return found if walk.refusal is None else []
+    found = []
+    for kernel in walk.kernels if walk.refusal is None else ():
+        when = f" when {' and '.join(kernel.guards)}" if kernel.guards else ""
+        found.append(Hop(kernel.file, kernel.line, f"kernel {kernel.dotted}{when}"))
+    return found
 
 
 def _alternatives(walk: Walk, final: str) -> list[Gate]:

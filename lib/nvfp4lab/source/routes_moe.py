@@ -13,7 +13,7 @@ from nvfp4lab.source.routes_layers import QuantClasses, bases, method, moe_layer
 from nvfp4lab.source.routes_query import Query
 from nvfp4lab.source.routes_walk import KernelCall, Refusal, Walk, Walker
 from nvfp4lab.source.sglang.reading import Reading
-from nvfp4lab.source.values import EnumValue, Instance, Scenario, Self
+from nvfp4lab.source.values import UNKNOWN, EnumValue, Instance, Scenario, Self
 
 FIELD = "moe_runner_backend"
 _PREPARATION = "process_weights_after_loading"
@@ -124,23 +124,25 @@ class MoeTracer:
         flow = walker.enter(constructor, {"self": owner, constructor.node.args.args[1].arg: backend})
         if walk.refusal is not None:
             return
-        core, key = owner.attributes.get("runner_core"), (query.a2a, backend.value)
-        registered, why = self.fused.get(key), None
-        if registered is not None:
-            why = registered.reached_by([*walk.imports, *self._imports_of(flow)])
+        key = (query.a2a, backend.value)
+        core, extension = _core(flow)
+        registered = self.fused.get(key)
         del walk.gates[gates:]
         if registered is not None:
+            why = registered.reached_by([*walk.imports, *self._imports_of(flow)])
             label = why or "whether its module is imported on this route is not shown by source"
             walk.hop(registered.function.file, registered.line, f"fused function {registered.function.name} for {key}; {label}")
         elif isinstance(core, Instance):
             walk.hop(constructor.file, core.line, f"runner core {core.type_name}, no fused function for {key}")
-        elif core is None and "runner_core" in owner.attributes:
+        elif core is None:
             refused = next(
                 (event for event in flow.of_kind("raise") if "fused_func" in "".join(g.text for g in event.guards)), None
             )
             line = refused.line if refused else constructor.line
             text = f"NotImplementedError: runner {backend.value} needs a fused function for a2a {query.a2a}, none is registered"
-            walk.refusal = Refusal(text, constructor.file, line)
+            walk.refusal = Refusal(
+                text + (", unless an extension brings a runner core" if extension else ""), constructor.file, line
+            )
             walk.hop(constructor.file, line, "MoeRunner.__init__ finds neither a runner core nor a fused function")
 
     def _imports_of(self, flow: Flow) -> list[str]:
@@ -189,6 +191,16 @@ class MoeTracer:
         ran = next((node for node in calls if ast.unparse(node.func).endswith("wrapper.run")), None)
         if made is not None and ran is not None:
             walk.kernels[:] = [KernelCall(f"{made}.run", function.file, ran.lineno)]
+
+
+def _core(flow: Flow) -> tuple[Any, bool]:
+    """(the runner core that the constructor sets, whether an extension may set another).
+
+    What an undecided condition would have to hold for is an extension's; the built-in chain is on the other side of it.
+    """
+    found = [event for event in flow.of_kind("set") if event.dotted == "self.runner_core"]
+    own = [event.value for event in found if not any(guard.holds for guard in event.guards)]
+    return (own[-1] if own else UNKNOWN), len(own) < len(found)
 
 
 @functools.cache

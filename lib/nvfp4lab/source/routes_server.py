@@ -8,8 +8,8 @@ from typing import Any
 
 from nvfp4lab.source.facts import Fact, Facts, holds
 from nvfp4lab.source.module import Definition
-from nvfp4lab.source.routes_query import FLAG_FIELDS, FLAGS, Hop, Operation, Query
-from nvfp4lab.source.routes_walk import Refusal, Walk, Walker
+from nvfp4lab.source.routes_query import FLAG_FIELDS, FLAGS, Gate, Hop, Operation, Query
+from nvfp4lab.source.routes_walk import Refusal, Walk, Walker, said
 from nvfp4lab.source.sglang import rules
 from nvfp4lab.source.sglang.reading import Reading
 from nvfp4lab.source.values import Scenario
@@ -104,11 +104,30 @@ def refusal(reading: Reading, rows: list[Rule], op: Operation, backend: str, que
     return None
 
 
+def open_checks(reading: Reading, rows: list[Rule], op: Operation, backend: str, query: Query) -> list[Gate]:
+    """Checks that a rule makes for this value only and that the query does not decide."""
+    scenario, unnamed = _scenario(op, backend, query), _scenario(op, "\0a value that no rule names", query)
+    found = []
+    for rule in rows:
+        if not rule.applies(query) or not _can_refuse(rule.definition) or not _names(rule.definition, backend):
+            continue
+        common = {(event.kind, event.line) for event in reading.flow(rule.definition, unnamed).events}
+        for event in reading.flow(rule.definition, scenario).of_kind("assert", "raise"):
+            if (event.kind, event.line) not in common:
+                found.append(Gate(f"depends on {said(event, event.guards)}", "depends", rule.definition.file, event.line))
+    return found
+
+
+@functools.cache
+def _names(definition: Definition, word: str) -> bool:
+    return any(isinstance(node, ast.Constant) and node.value == word for node in ast.walk(definition.node))
+
+
 def alias(reading: Reading, rows: list[Rule], op: Operation, backend: str, query: Query) -> tuple[dict[str, str], Hop] | None:
     """What a value that no enum has is rewritten to: {field: value}, and the line that does it."""
     scenario = _scenario(op, backend, query)
     for rule in rows:
-        if not any(isinstance(node, ast.Constant) and node.value == backend for node in ast.walk(rule.definition.node)):
+        if not _names(rule.definition, backend):
             continue
         for event in reading.flow(rule.definition, scenario).of_kind("call"):
             given = {

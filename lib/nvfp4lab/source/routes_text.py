@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from nvfp4lab.source.index import Index
 from nvfp4lab.source.routes_query import FLAGS, Query, Route
 
 
@@ -58,3 +59,25 @@ def markdown_table(routes: Iterable[Route]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def most_telling(routes: Iterable[Route]) -> Route:
+    """The route to draw: of the MoE values that work, the one with the most hops besides `auto`; any, where none works."""
+
+    def key(route: Route) -> tuple:
+        return route.op == "moe", short(route.expected) == "works", route.backend != "auto", len(route.hops)
+
+    return max(routes, key=key)
+
+
+def evidence(index: Index, route: Route, around: int = 1) -> str:
+    """The source lines of each hop as the wheel has them, `around` lines on either side, the hop's own line marked."""
+    blocks = []
+    for hop in route.hops:
+        if not hop.file.endswith(".py"):
+            continue
+        lines = index.text(hop.file).splitlines()
+        first, last = max(hop.line - around, 1), min(hop.line + around, len(lines))
+        shown = [f"{'>' if number == hop.line else ' '} {number:5d}  {lines[number - 1]}" for number in range(first, last + 1)]
+        blocks.append("\n".join([f"# {hop.why}", hop.file, *shown]))
+    return "\n\n".join(blocks)

@@ -1,7 +1,7 @@
 """Traps: what a route does that its flag does not say. Found by comparing readings, never by version."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from nvfp4lab.source.facts import Fact, Facts
 from nvfp4lab.source.routes_moe import MoeTracer
@@ -71,7 +71,7 @@ def of_failure(
         yield f"{said}, but {query.quant} can only fail with it on {query.cc}"
 
 
-def of_gates(gates: list[Gate]) -> Iterator[str]:
+def of_gates(gates: Iterable[Gate]) -> Iterator[str]:
     """A capability list that excludes the GPU and that nothing enforces: the call goes through to a kernel not meant for it."""
     for gate in gates:
         if gate.state == "failed" and not gate.refuses:

@@ -162,13 +162,7 @@ class Walker:
 
     def _gate(self, event: Event, held: tuple[Guard, ...]) -> None:
         """A raise or assert that an undecided condition decides."""
-        if event.kind == "assert":
-            text = f"requires {_short(event.node.test)}"
-            if held:
-                text += f" when {_and(held)}"
-        else:
-            text = f"{event.dotted} when {_and(held)}" if held else event.dotted
-        self.walk.gates.append(Gate(f"depends on {text}", "depends", event.definition.file, event.line))
+        self.walk.gates.append(Gate(f"depends on {said(event, held)}", "depends", event.definition.file, event.line))
 
     def _call(self, flow: Flow, event: Event, held: tuple[Guard, ...], depth: int, env: dict[str, Any]) -> None:
         dotted = event.dotted
@@ -197,6 +191,12 @@ class Walker:
 
     def _self_of(self, event: Event, env: dict[str, Any]) -> dict[str, Any]:
         return {"self": env["self"]} if event.dotted.startswith("self.") and "self" in env else {}
+
+
+def said(event: Event, held: tuple[Guard, ...]) -> str:
+    """A check in words: what an assert requires or a raise raises, and under which open conditions."""
+    text = f"requires {_short(event.node.test)}" if event.kind == "assert" else event.dotted
+    return f"{text} when {_and(held)}" if held else text
 
 
 def _writes_by_name(call: ast.Call) -> bool:
