@@ -1,13 +1,14 @@
 """What notebooks 22 and 23 show: the cases of one operation, run where they have no record yet, and told."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
 from nvfp4lab.kernels import plan, sweep_run
 from nvfp4lab.kernels.sweep import case_hash
 from nvfp4lab.params import Params
-from nvfp4lab.records import Evidence, Verdict
+from nvfp4lab.records import Evidence, Ledger, Verdict
 from nvfp4lab.stack import capture, here
 
 FAILURES = (Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM)
@@ -24,6 +25,18 @@ def collect(p: Params, *ops: str) -> list[Evidence]:
     stack = capture()
     latest = {row.details.get("case_hash"): row for row in sweep_run.sweep_of(p, here(), stack).ledger if row.stage == "kernel"}
     return [latest[name] for name in (case_hash(case, stack) for case in cases) if name in latest]
+
+
+def beside_source(p: Params, rows: Sequence[Evidence]) -> str:
+    """Where stage 1's reading and this run disagree, from the source records of the same run folder."""
+    from nvfp4lab.kernels import case_expectations  # it imports this module
+
+    ledger = Ledger(Path(p.run_dir) / "ledger.jsonl")
+    source = [row for row in ledger if row.stage == "source" and row.target.cc == here().cc]
+    if not source:
+        return f"No reading of the source for compute capability {here().cc} in {p.run_dir}; notebook 10 makes one."
+    found = case_expectations.mismatches(rows, source)
+    return "\n\n".join(map(str, found)) or "Source and kernels agree."
 
 
 def backend_of(row: Evidence) -> str:
