@@ -23,6 +23,7 @@ import torch
 
 from nvfp4lab.errors import LabError
 from nvfp4lab.nvfp4 import fixtures_moe, fixtures_nvfp4, fixtures_write, padding, smollm2
+from nvfp4lab.source.fetch import cache_dir
 
 SMOL = padding.Widths(hidden=576, heads=9, kv_heads=3, head_dim=64)
 DENSE = padding.Widths(hidden=640, heads=12, kv_heads=4, head_dim=64)
@@ -58,11 +59,18 @@ def build(name: str, directory: Path | str) -> Path:
     or a folder with other content.
     """
     if name not in FIXTURES:
-        raise LabError(f"no fixture model {name!r}; there are: {', '.join(FIXTURES)}")
+        raise LabError(f"{name!r} is neither a folder nor a fixture model; there are: {', '.join(FIXTURES)}")
     fixture, here = FIXTURES[name], Path(__file__).parent
     made_by = [smollm2.gguf_path(), here / "codec.py", *sorted(here.glob("fixtures*")), here / "padding.py"]
     recipe = fixtures_write.recipe_of(name, made_by)
     return fixtures_write.build_once(Path(directory).absolute(), recipe, lambda part: _fill(part, fixture))
+
+
+def folder_of(model: str) -> Path:
+    """The checkpoint folder that `model` means: a folder as it stands, or a fixture built once into the lab's cache."""
+    if Path(model).expanduser().is_dir():
+        return Path(model).expanduser()
+    return build(model, cache_dir() / "models" / model)
 
 
 def reference_of(name: str) -> str:
