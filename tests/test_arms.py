@@ -7,7 +7,7 @@ import pytest
 from nvfp4lab import params
 from nvfp4lab.params import ParamsError
 from nvfp4lab.records import Evidence, Stack, Target, Verdict
-from nvfp4lab.server import arms_plan
+from nvfp4lab.server import arms_plan, arms_routes
 from nvfp4lab.server.arms import CPU_FLAGS, STAND_IN, Arm, Speculation, environment_here, grid
 
 
@@ -164,4 +164,4 @@ def route(subject=TRTLLM, cc="12.0", sglang="0.5.23", verdict=Verdict.UNSUPPORTE
 )
 def test_a_route_record_refuses_an_arm_only_if_it_is_about_it(record, counts):
     arm = gpu_arm("bad", fp4_gemm_backend="flashinfer_trtllm")
-    assert arms_plan.refusals_of([arm], [record], "12.0", "0.5.23") == ({"bad": "it raises"} if counts else {})
+    assert arms_routes.refusals_of([arm], [record], "12.0", "0.5.23") == ({"bad": "it raises"} if counts else {})

@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+from nvfp4lab import stack
 from nvfp4lab.records import Evidence, Stack, Target, Verdict
 from nvfp4lab.server import which_kernel, which_kernel_witness
 from nvfp4lab.server.arms import Arm
@@ -130,13 +131,20 @@ def test_what_must_be_traced_depends_on_the_checkpoint(layers, expected):
     assert which_kernel_witness.operations(layers) == expected
 
 
-def test_a_route_is_taken_from_the_ledger_only_when_it_is_unambiguous():
-    def record(final_call: str) -> Evidence:
+def test_a_route_is_taken_from_the_ledger_only_when_it_is_unambiguous_and_about_this_gpu():
+    here, captured = stack.here(), stack.capture()
+
+    def record(final_call: str, cc: str = here.cc, repro: str = "nvfp4lab routes") -> Evidence:
         subject, details = "moe:auto:modelopt_fp4", {"final_call": final_call}
-        return Evidence("source", subject, Target("12.0"), Stack(), Verdict.OK, "nvfp4lab routes", details=details)
+        return Evidence(
+            "source", subject, Target(cc), Stack(sglang=captured.sglang), Verdict.NOT_RUN, repro, "read", details=details
+        )
 
     arm = Arm(name="x", model="m")
     one, other = record("flashinfer.fused_moe.cutlass_fused_moe"), record("flashinfer.fused_moe.trtllm_fp4_block_scale_moe")
     assert which_kernel_witness.route_family(arm, "moe", [one, one]) is CUTLASS
     assert which_kernel_witness.route_family(arm, "moe", [one, other]) is None
     assert which_kernel_witness.route_family(arm, "fp4_gemm", [one]) is None
+    elsewhere = record("flashinfer.fused_moe.trtllm_fp4_block_scale_moe", cc="99.0")
+    asked_otherwise = record("flashinfer.fused_moe.trtllm_fp4_block_scale_moe", repro="nvfp4lab routes --tp 8")
+    assert which_kernel_witness.route_family(arm, "moe", [one, elsewhere, asked_otherwise]) is CUTLASS

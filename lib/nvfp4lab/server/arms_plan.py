@@ -4,14 +4,14 @@ Nothing is silently left out: an arm that is not started is listed with the reas
 """
 
 import dataclasses
-import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from nvfp4lab import stack
 from nvfp4lab.errors import LabError
-from nvfp4lab.records import Evidence, Ledger, Verdict
-from nvfp4lab.server import arms_model, processes_gpu
+from nvfp4lab.params import Params
+from nvfp4lab.records import Ledger
+from nvfp4lab.server import arms_model, arms_routes, processes_gpu
 from nvfp4lab.server.arms import Arm
 
 # Fields of Arm behind the flags that an audit may call moot.
@@ -74,37 +74,14 @@ def _default(field: str):
     return Arm.model_fields[field].default
 
 
-def refusals_of(arms: Iterable[Arm], records: Iterable[Evidence], cc: str, sglang: str | None) -> dict[str, str]:
-    """Arm name -> reason, from the route records of exactly this GPU generation and this SGLang.
-
-    A record counts only when it was asked under the same flags as the arm (parallel sizes, all-to-all, quantisation).
-    """
-    raising = [record for record in records if record.stage == "source" and record.verdict is Verdict.UNSUPPORTED]
-    proved = [record for record in raising if (record.target.cc, record.stack.sglang) == (cc, sglang)]
-    found = {}
-    for arm in arms:
-        reason = next((record.reason for record in proved if _is_about(record, arm)), None)
-        if reason is not None:
-            found[arm.name] = reason
-    return found
-
-
-def _is_about(record: Evidence, arm: Arm) -> bool:
-    op, backend, *_ = (*record.subject.split(":"), "")
-    asked = {"moe": arm.moe_runner_backend or "auto", "fp4_gemm": arm.fp4_gemm_backend or "auto"}
-    if op not in asked or asked[op] != backend:
-        return False
-    asked_words = shlex.split(record.repro)  # the very question, as a command line
-    wanted = {"--tp": str(arm.tp), "--ep": str(arm.ep), "--a2a": arm.moe_a2a_backend or "none"}
-    other = "--flag-absent" if arm.quantization is not None else "--flag-given"
-    given = dict(zip(asked_words, asked_words[1:], strict=False))
-    return other not in asked_words and all(given.get(flag, value) == value for flag, value in wanted.items())
-
-
-def of_params(p) -> list[Planned]:
-    """The plan for `p` (a nvfp4lab.params.Params) on this machine: its ledger's route records, and an audit of each model."""
-    records = Ledger(Path(p.run_dir) / "ledger.jsonl")
-    refusals = refusals_of(p.arms, records, stack.here().cc, stack.capture().sglang)
+def of_params(p: Params) -> list[Planned]:
+    """The plan for `p` on this machine, from routes (which are added to the run's ledger) and an audit of each model."""
+    ledger = Ledger(Path(p.run_dir) / "ledger.jsonl")
+    known = list(ledger)
+    seen = {(record.subject, record.repro) for record in known}
+    fresh = [record for record in arms_routes.read(p.arms, p) if (record.subject, record.repro) not in seen]
+    ledger.append(*fresh)
+    refusals = arms_routes.refusals_of(p.arms, known + fresh, stack.here().cc, stack.capture().sglang)
     moot = {model: _moot(model) for model in {arm.model for arm in p.arms}}
     return plan(p.arms, len(processes_gpu.used_mib()), refusals, moot, p.start_on_request)
 

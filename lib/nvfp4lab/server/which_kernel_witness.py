@@ -9,8 +9,9 @@ from pathlib import Path
 
 import requests
 
+from nvfp4lab import stack
 from nvfp4lab.records import Evidence, Ledger
-from nvfp4lab.server import arms_model, which_kernel
+from nvfp4lab.server import arms_model, arms_routes, which_kernel
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.launch import Server
 from nvfp4lab.server.which_kernel import PLAIN, Agreement, Family, Operation
@@ -54,8 +55,10 @@ def agreements(
 
 def route_family(arm: Arm, operation: Operation, records: Iterable[Evidence]) -> Family | None:
     """What the ledger's route record for this arm's flag ends in; None without such a record."""
-    flag = (arm.moe_runner_backend if operation == "moe" else arm.fp4_gemm_backend) or "auto"
-    about = [record for record in records if record.stage == "source" and record.subject.startswith(f"{operation}:{flag}:")]
+    flag = arms_routes.asked(arm)[operation]
+    ours = [record for record in records if record.stage == "source" and arms_routes.is_about(record, arm)]
+    here = (stack.here().cc, stack.capture().sglang)
+    about = [r for r in ours if r.subject.startswith(f"{operation}:") and (r.target.cc, r.stack.sglang) == here]
     families = {which_kernel.of_route(record.details, flag) for record in about}
     return families.pop() if len(families) == 1 else None
 
