@@ -129,7 +129,7 @@ def test_compiling_is_timed_apart_and_is_no_hang(isolator, compiler):
     outcome = isolator.run(cases.compile_for, 1.6, str(compiler), limits=BRIEF)
     assert outcome.value == "built"
     assert outcome.compile_s == pytest.approx(1.6, abs=0.3)
-    assert outcome.run_s >= outcome.compile_s
+    assert outcome.run_s >= outcome.compile_s - 0.1
     assert isolator.run(cases.compile_for, 1.6, "/bin/sleep", limits=BRIEF).verdict is Verdict.HANG
     inside = isolator.run(cases.compile_inside, 1.4, limits=BRIEF)
     assert (inside.value, inside.compile_s) == ("built", pytest.approx(1.4, abs=0.3))
