@@ -45,10 +45,14 @@ def markdown_routes(changes: Iterable[RouteChange]) -> str:
     return "\n".join(rows)
 
 
-def markdown_facts(changes: Iterable[Change], topic: str, limit: int = 40) -> str:
-    """Changes of one topic as a list; changed values first, then what came and went, then what moved."""
+def markdown_facts(changes: Iterable[Change], topic: str, first: Sequence[str] = (), limit: int = 30) -> str:
+    """Changes of one topic as a list: subjects that hold a word of `first`, then changed values, what came, went, moved."""
     order = ("changed", "removed", "added", "moved")
-    rows = sorted((change for change in changes if change.topic == topic), key=lambda change: order.index(change.kind))
+
+    def key(change: Change) -> tuple:
+        return not any(word in change.subject for word in first), order.index(change.kind)
+
+    rows = sorted((change for change in changes if change.topic == topic), key=key)
     lines = [f"- **{change.kind}** {change.text}" for change in rows[:limit]]
     if len(rows) > limit:
         lines.append(f"- and {len(rows) - limit} more: `nvfp4lab changes --topic {topic}` lists all")

@@ -26,11 +26,13 @@ def facts(reader: Reader) -> Iterator[Fact]:
         public = [found for name, found in functions.items() if is_public(found) and is_on_topic(found)]
         getters = [found for name, found in functions.items() if re.fullmatch(r"get_\w+_module", name)]
         calls = {name: _called_names(found.node) for name, found in functions.items()} if getters else {}
-        for getter in getters:
-            reaching = _reaching(calls, getter.name)
-            for operation in (found for found in public if found.name in reaching):
+        reaching = {getter.name: _reaching(calls, getter.name) for getter in getters}
+        for operation in public:
+            own = [getter for getter in getters if operation.name in reaching[getter.name]]
+            for getter in own:
                 yield from _table(reader, operation.name, getter)
-                yield from _built_for(reader, operation.name, getter)
+            if len(own) == 1:  # with several, the backend decides which one is loaded
+                yield from _built_for(reader, operation.name, own[0])
         for operation in public:
             yield from _predicates(reader, operation, functions)
             yield from _refusals(reader, operation)

@@ -18,7 +18,8 @@ def of_moe(
 ) -> list[str]:
     """Traps of one MoE route besides those of its gates."""
     found = []
-    if backend == "auto" and resolved.backend == "auto" and query.capability[0] >= 10:
+    unresolved = backend == "auto" and resolved.backend == "auto" and walk.left_to is None
+    if unresolved and query.capability[0] >= 10:
         found.append(_unresolved(tracer, facts, query, walk, expected))
     return found
 
