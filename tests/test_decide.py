@@ -129,8 +129,9 @@ def test_a_flag_that_touches_no_layer_is_moot():
 
 
 def test_field_reports_are_cited_and_never_decide():
-    reports = field_reports.about("flashinfer_b12x", "12.0")
+    reports = field_reports.about("moe", "flashinfer_b12x", "12.0")
     assert reports
+    assert not {report.id for report in reports} & {"fi-2577-mmfp4-sm120-all-backends"}, "a report on mm_fp4 says nothing of MoE"
     decision = decide(
         QUESTION, [record("source", "moe:flashinfer_b12x:modelopt_fp4", Verdict.NOT_RUN, "works as far as source shows")]
     )

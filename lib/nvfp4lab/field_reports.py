@@ -6,6 +6,8 @@ import importlib.resources
 import json
 import re
 
+_OP_WORDS = {"moe": r"\bmoe\b|\bexperts?\b|grouped|megamoe|fused_moe", "fp4_gemm": r"mm_fp4|fp4[-_]gemm|fp4 gemm|\bdense\b"}
+
 
 @dataclasses.dataclass(frozen=True)
 class FieldReport:
@@ -47,10 +49,18 @@ def load() -> tuple[FieldReport, ...]:
     text = importlib.resources.files("nvfp4lab").joinpath("data/field_reports.jsonl").read_text(encoding="utf-8")
     return tuple(FieldReport(**json.loads(line)) for line in text.splitlines() if line.strip())
 
+    @property
+    def ops(self) -> frozenset[str]:
+        """Which of "moe" and "fp4_gemm" it is about, by its words; both when it says neither."""
+        text = " ".join(filter(None, (self.flags, self.symptom, self.error_signature, self.code_fact))).lower()
+        named = {op for op, words in _OP_WORDS.items() if re.search(words, text)}
+        return frozenset(named or _OP_WORDS)
 
-def about(backend: str, cc: str) -> tuple[FieldReport, ...]:
-    """Reports on this compute capability that name `backend` (with or without its `flashinfer_` prefix)."""
+
+def about(op: str, backend: str, cc: str) -> tuple[FieldReport, ...]:
+    """Reports on this op and compute capability that name `backend` (with or without its `flashinfer_` prefix)."""
     names = {backend, backend.replace("flashinfer_", "flashinfer-")}
     if backend.startswith("flashinfer_"):
         names |= {backend.removeprefix("flashinfer_"), backend.removeprefix("flashinfer_").replace("cutedsl", "cute-dsl")}
-    return tuple(report for report in load() if report.speaks_of_cc(cc) and any(report.speaks_of(name) for name in names))
+    asked = (report for report in load() if op in report.ops and report.speaks_of_cc(cc))
+    return tuple(report for report in asked if any(report.speaks_of(name) for name in names))

@@ -138,8 +138,8 @@ def _reject(standing: Standing, question: Question, ties: tuple[str, ...]) -> Re
         tied = any(f"{OPS[standing.op]} {standing.backend}" in tie for tie in ties)
         why = ("no difference measured; " if tied else "right, but not in the fastest sound arm; ") + why
     elif standing.verdict is Verdict.NOT_RUN:
-        why = f"not ruled out, not measured: needs a card ({why})"
-    reports = field_reports.about(standing.backend, question.cc)
+        why = f"not ruled out, not measured: needs a card ({why.removeprefix('not_run, ')})"
+    reports = field_reports.about(standing.op, standing.backend, question.cc)
     if reports:
         why += "; " + "; ".join(f"{Confidence.REPORTED} ({report.source}): {report.symptom}" for report in reports)
     evidence = tuple(f"{record.stage} {record.subject} {record.verdict}: {record.repro}" for record in standing.records)

@@ -49,8 +49,9 @@ class Standing:
         if self.decisive is None:
             return "nothing is known about it"
         kind = f" ({self.decisive.kind})" if self.decisive.kind else ""
-        reason = f": {self.decisive.reason}" if self.decisive.reason else ""
-        return f"{self.verdict}{kind}, {self.confidence}, {self.decisive.stage}{reason}"
+        where = f" by a {self.decisive.stage} run" if self.confidence is Confidence.MEASURED else ""
+        reason = self.decisive.reason.removeprefix(f"{self.confidence}: ")
+        return f"{self.verdict}{kind}, {self.confidence}{where}" + (f": {reason}" if reason else "")
 
 
 def standings(records: Sequence[Evidence]) -> list[Standing]:
