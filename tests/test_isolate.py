@@ -1,5 +1,6 @@
 """Isolation against calls that misbehave in every way we could think of, without a GPU."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -59,7 +60,8 @@ def sound(isolator) -> bool:
     ids=lambda value: value[0].__name__ if isinstance(value, tuple) else None,
 )
 def test_every_misbehaviour_has_its_verdict_and_leaves_the_next_case_alone(isolator, call, verdict, reason):
-    outcome = isolator.run(*call, limits=BRIEF)
+    limits = BRIEF if verdict is Verdict.HANG else dataclasses.replace(BRIEF, timeout_s=60)  # a busy machine is slow at the rest
+    outcome = isolator.run(*call, limits=limits)
     assert (outcome.verdict, outcome.value) == (verdict, None)
     assert outcome.reason.startswith(reason)
     assert sound(isolator)
@@ -126,13 +128,14 @@ def compiler(tmp_path_factory) -> str:
 
 
 def test_compiling_is_timed_apart_and_is_no_hang(isolator, compiler):
-    outcome = isolator.run(cases.compile_for, 1.6, str(compiler), limits=BRIEF)
+    limits = Limits(timeout_s=1.5)
+    outcome = isolator.run(cases.compile_for, 2.2, str(compiler), limits=limits)
     assert outcome.value == "built"
-    assert outcome.compile_s == pytest.approx(1.6, abs=0.3)
-    assert outcome.run_s >= outcome.compile_s - 0.1
-    assert isolator.run(cases.compile_for, 1.6, "/bin/sleep", limits=BRIEF).verdict is Verdict.HANG
-    inside = isolator.run(cases.compile_inside, 1.4, limits=BRIEF)
-    assert (inside.value, inside.compile_s) == ("built", pytest.approx(1.4, abs=0.3))
+    assert outcome.compile_s == pytest.approx(2.2, abs=0.4)
+    assert outcome.run_s >= outcome.compile_s - 0.2
+    assert isolator.run(cases.compile_for, 2.2, "/bin/sleep", limits=limits).verdict is Verdict.HANG
+    inside = isolator.run(cases.compile_inside, 2.0, limits=limits)
+    assert (inside.value, inside.compile_s) == ("built", pytest.approx(2.0, abs=0.4))
 
 
 def test_compiling_has_a_limit_of_its_own(isolator, compiler):

@@ -30,7 +30,7 @@ def sweep(tmp_path) -> Sweep:
         tmp_path,
         Target("cpu", True),
         STACK,
-        limits=Limits(timeout_s=30),
+        limits=Limits(timeout_s=50),
         workers=2,
         run=sweep_cases.end_as_told,
     )
@@ -86,8 +86,10 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(sweep, tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
+    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         list(serial(serial.pending(cases)))
+    assert time.monotonic() - began < serial.limits.timeout_s, "the case in flight was ended, not waited for"
     assert not Path(f"/proc/{started.read_text()}").exists()
     assert [row.details["case"]["seed"] for row in sweep.ledger] == [1, 2]
     assert [one.seed for one in serial.pending(cases)] == [3, 4]
