@@ -42,19 +42,19 @@ class FieldReport:
         texts = (self.flags, self.symptom, self.error_signature, self.code_fact)
         return any(re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", text, re.IGNORECASE) for text in texts if text)
 
-
-@functools.lru_cache(maxsize=1)
-def load() -> tuple[FieldReport, ...]:
-    """All reports that the lab ships."""
-    text = importlib.resources.files("nvfp4lab").joinpath("data/field_reports.jsonl").read_text(encoding="utf-8")
-    return tuple(FieldReport(**json.loads(line)) for line in text.splitlines() if line.strip())
-
     @property
     def ops(self) -> frozenset[str]:
         """Which of "moe" and "fp4_gemm" it is about, by its words; both when it says neither."""
         text = " ".join(filter(None, (self.flags, self.symptom, self.error_signature, self.code_fact))).lower()
         named = {op for op, words in _OP_WORDS.items() if re.search(words, text)}
         return frozenset(named or _OP_WORDS)
+
+
+@functools.lru_cache(maxsize=1)
+def load() -> tuple[FieldReport, ...]:
+    """All reports that the lab ships."""
+    text = importlib.resources.files("nvfp4lab").joinpath("data/field_reports.jsonl").read_text(encoding="utf-8")
+    return tuple(FieldReport(**json.loads(line)) for line in text.splitlines() if line.strip())
 
 
 def about(op: str, backend: str, cc: str) -> tuple[FieldReport, ...]:
