@@ -164,11 +164,16 @@ def test_mm_fp4_operands_are_packed_and_swizzled_as_documented():
 
 def test_listed_backends_are_read_from_the_installed_source(monkeypatch, tmp_path):
     (tmp_path / "gemm").mkdir()
-    (tmp_path / "gemm" / "x.py").write_text('def mm_fp4(a, backend: Literal["cutlass", "new-one", "auto"] = "auto"): ...\n')
+    (tmp_path / "gemm" / "x.py").write_text(
+        'def mm_fp4(a, backend: Literal["cutlass", "new-one", "auto"] = "auto"): ...\n'
+        'Known = Literal["cudnn", "tiled"]\ndef mm_bf16_fp4(a, *, backend: Known): ...\ndef plain(backend: str): ...\n'
+    )
     spec = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(flashinfer_mm_fp4.importlib.util, "find_spec", lambda name: spec)
     flashinfer_mm_fp4.listed_backends.cache_clear()
     assert flashinfer_mm_fp4.listed_backends("mm_fp4", "gemm/x.py", ("old",)) == ("cutlass", "new-one", "auto")
+    assert flashinfer_mm_fp4.listed_backends("mm_bf16_fp4", "gemm/x.py", ("old",)) == ("cudnn", "tiled")
+    assert flashinfer_mm_fp4.listed_backends("plain", "gemm/x.py", ("old",)) == ("old",)
     assert flashinfer_mm_fp4.listed_backends("gone", "gemm/x.py", ("old",)) == ("old",)
     flashinfer_mm_fp4.listed_backends.cache_clear()
 

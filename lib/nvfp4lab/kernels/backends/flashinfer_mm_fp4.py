@@ -29,13 +29,18 @@ def listed_backends(function: str, module: str, known: tuple[str, ...]) -> tuple
     source = Path(spec.origin).parent / module if spec and spec.origin else None
     if source is None or not source.exists():
         return known
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+    body = ast.parse(source.read_text(encoding="utf-8")).body
+    aliases = {
+        node.targets[0].id: node.value for node in body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
-            for argument in (*node.args.args, *node.args.kwonlyargs):
-                if argument.arg == "backend" and argument.annotation is not None:
-                    return tuple(
-                        c.value for c in ast.walk(argument.annotation) if isinstance(c, ast.Constant) and isinstance(c.value, str)
-                    )
+            annotations = [
+                one.annotation for one in (*node.args.args, *node.args.kwonlyargs) if one.arg == "backend" and one.annotation
+            ]
+            named = [aliases[one.id] if isinstance(one, ast.Name) and one.id in aliases else one for one in annotations]
+            literals = [c.value for one in named for c in ast.walk(one) if isinstance(c, ast.Constant) and isinstance(c.value, str)]
+            return tuple(literals) or known
     return known
 
 
