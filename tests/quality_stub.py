@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
-from nvfp4lab.server.quality_distance import cut, kl_nats, top1
+from nvfp4lab.server.quality_distance import cut, top1
 from nvfp4lab.server.quality_prompts import Prompt
 from nvfp4lab.server.quality_reference import REFERENCE_TOP, SERVER_TOP, Floor, Item, Reference
 
@@ -54,14 +54,7 @@ def world(seed: int, items: int = 24, positions: int = 12, floor_noise: float = 
 
 
 def floor_of(ref: Reference, logits: np.ndarray) -> Floor:
-    rows = tuple(tuple(row(position, SERVER_TOP) for position in item) for item in logits)
-    pairs = [list(zip(item.rows, theirs, strict=True)) for item, theirs in zip(ref.items, rows, strict=True)]
-    return Floor(
-        "synthetic ideal",
-        tuple(tuple(kl_nats(ours, theirs) for ours, theirs in item) for item in pairs),
-        tuple(tuple(top1(ours) == top1(theirs) for ours, theirs in item) for item in pairs),
-        rows,
-    )
+    return Floor.of("synthetic ideal", ref, [[row(position, SERVER_TOP) for position in item] for item in logits])
 
 
 @dataclasses.dataclass

@@ -13,19 +13,19 @@ def layers(report: Report) -> Figure:
     """FP4 and other Linear modules by kind; a flag whose kinds have no FP4 bar is moot."""
     summary = report.summary
     kinds = [kind for kind in summary.fp4 if summary.fp4[kind] + summary.other[kind]]
-    picture = figure(height_in=0.9 + 0.45 * max(1, len(kinds)))
+    picture = figure(height_in=1.1 + 0.45 * max(1, len(kinds)))
     axes = picture.subplots()
     fp4, other = [summary.fp4[kind] for kind in kinds], [summary.other[kind] for kind in kinds]
     labels = [str(kind) for kind in kinds]
-    axes.barh(labels, fp4, color=SERIES_COLOURS[0], label="FP4")
-    axes.barh(labels, other, left=fp4, color=VERDICT_COLOURS[Verdict.UNSUPPORTED], label="not quantised")
+    axes.barh(labels, fp4, height=0.6, color=SERIES_COLOURS[0], label="FP4")
+    axes.barh(labels, other, height=0.6, left=fp4, color=VERDICT_COLOURS[Verdict.UNSUPPORTED], label="not quantised")
     for row, (quantised, rest) in enumerate(zip(fp4, other, strict=True)):
         axes.text(quantised + rest, row, f"  {quantised} of {quantised + rest}", va="center", fontsize=9)
     axes.margins(x=0.15)
     axes.invert_yaxis()
     axes.set_xlabel("Linear modules")
     axes.set_title(f"{summary.architecture}: {len(report.findings)} findings", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     return picture
 
 

@@ -13,9 +13,10 @@ The padded model calls itself Mistral: transformers refuses a LlamaConfig whose 
 SGLang's Qwen2-MoE takes head_dim = hidden / heads, and 768 / 12 is 64.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,28 @@ def _fill(directory: Path, fixture: Fixture) -> None:
 @functools.lru_cache(maxsize=1)  # reading the GGUF takes longer than everything else; 270 MB stay in memory
 def _base() -> tuple[Any, Mapping[str, Any], Mapping[str, torch.Tensor]]:
     """(tokenizer, config.json content, tensors) of the unchanged model in bf16."""
-    model = smollm2.load_model(torch.bfloat16)
+    with _quiet():
+        model = smollm2.load_model(torch.bfloat16)
     config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where transformers 4 looks; silently 10000 without
     config.pop("_name_or_path", None)
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     return smollm2.load_tokenizer(), config, tensors
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers' advice on GGUF files and its bars out of notebooks; a build is seconds long."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
 
 
 def _padded_config(config: Mapping[str, Any], widths: padding.Widths) -> dict[str, Any]:

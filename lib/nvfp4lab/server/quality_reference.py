@@ -55,6 +55,17 @@ class Floor:
     agrees: tuple[tuple[bool, ...], ...]
     rows: tuple[tuple[Row, ...], ...]
 
+    @classmethod
+    def of(cls, model: str, ref: Reference, rows: Sequence[Sequence[Row]]) -> "Floor":
+        """The floor of a model whose distributions at the reference's positions are `rows`, by item."""
+        pairs = [list(zip(item.rows, ours, strict=True)) for item, ours in zip(ref.items, rows, strict=True)]
+        return cls(
+            model,
+            tuple(tuple(kl_nats(expected, ours) for expected, ours in item) for item in pairs),
+            tuple(tuple(top1(expected) == top1(ours) for expected, ours in item) for item in pairs),
+            tuple(map(tuple, rows)),
+        )
+
     @property
     def mean_kl_nats(self) -> float:
         """Mean over all positions."""
@@ -105,21 +116,21 @@ def reference(model_dir: Path | str, prompts: Sequence[Prompt], answer_tokens: i
     return Reference(str(model_dir), tuple(items), eos_ids)
 
 
-def floor_of(ref: Reference, ideal_dir: Path | str) -> Floor:
-    """The floor: the model in `ideal_dir` in bf16 on the reference's tokens."""
+def floor_of(ref: Reference, ideal_dir: Path | str, rounds_activations_of: Path | str | None = None) -> Floor:
+    """The floor: the model in `ideal_dir` in bf16 on the reference's tokens.
+
+    rounds_activations_of: the NVFP4 checkpoint that it was dequantised from, to have the inputs of its FP4 layers rounded
+    as W4A4 backends do; without it the floor is that of W4A16 (Marlin).
+    """
     import torch
 
     model = _load(ideal_dir, torch.bfloat16)
-    rows = tuple(_teacher_forced(model, item.prompt.token_ids, item.answer_ids, SERVER_TOP) for item in ref.items)
-    kl = tuple(
-        tuple(kl_nats(ours, theirs) for ours, theirs in zip(item.rows, theirs_of_item, strict=True))
-        for item, theirs_of_item in zip(ref.items, rows, strict=True)
-    )
-    agrees = tuple(
-        tuple(top1(ours) == top1(theirs) for ours, theirs in zip(item.rows, theirs_of_item, strict=True))
-        for item, theirs_of_item in zip(ref.items, rows, strict=True)
-    )
-    return Floor(str(ideal_dir), kl, agrees, rows)
+    if rounds_activations_of is not None:
+        from nvfp4lab.server.quality_activations import round_activations
+
+        round_activations(model, rounds_activations_of)
+    rows = [_teacher_forced(model, item.prompt.token_ids, item.answer_ids, SERVER_TOP) for item in ref.items]
+    return Floor.of(str(ideal_dir), ref, rows)
 
 
 def _load(model_dir: Path | str, dtype: Any):
