@@ -146,6 +146,22 @@ def test_flashinfer_zeroes_a_zero_block_and_saturates_an_underflowed_one():
     assert tensor.block_scale.float().tolist() == [[0.0, 0.0]]
 
 
+def test_flashinfer_takes_amax_past_a_nan():
+    """`__hmax2` returns the operand that is a number, so the block keeps its scale and the NaN becomes 6."""
+    x = torch.full((1, 16), 3.0)
+    x[0, 4] = float("nan")
+    tensor = codec.quantize(x, encode_scale=1.0, convention=FLASHINFER)
+    assert tensor.block_scale.item() == 0.5
+    assert codec.unpack(tensor.codes)[0].tolist() == [7] * 16
+
+
+def test_flashinfer_flushes_subnormals_and_others_do_not():
+    x = torch.full((1, 16), 2.0**-130)
+    assert codec.quantize(x, global_scale=2.0**-124, convention=FLASHINFER).block_scale.item() == 0.0
+    assert codec.unpack(codec.quantize(x, global_scale=2.0**-124, convention=FLASHINFER).codes).count_nonzero() == 0
+    assert codec.unpack(codec.quantize(x, global_scale=2.0**-124, convention=MODELOPT).codes).count_nonzero() == 16
+
+
 @pytest.mark.parametrize("shape", [(0, 32), (4, 0), (0,), (3, 0, 16)])
 def test_no_elements(shape):
     x = torch.empty(shape, dtype=torch.bfloat16)

@@ -48,6 +48,14 @@ def _scaled_ties() -> torch.Tensor:
     return _ties()[:1] * (amax / 6.0)
 
 
+def _scale_ties() -> torch.Tensor:
+    """Blocks whose scale lies halfway between two E4M3 numbers in real arithmetic, and one fp32 step to either side."""
+    scales = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    amax = (6 * float(torch.tensor(_G)) * (scales[1:] + scales[:-1]) / 2).float()
+    near = torch.cat((amax, amax.nextafter(amax * 0), amax.nextafter(amax * 9)))
+    return near.view(-1, 1) * torch.tensor([1.0, -0.5] + [0.3, -0.07] * 7)
+
+
 def _with(index: tuple[int, ...], value: float) -> torch.Tensor:
     x = _normal(4, 64, seed=1)
     x[index] = value
@@ -72,6 +80,7 @@ INPUTS: dict[str, Input] = {
         Input("exact ties", "where 0.25, 0.75, ... 5 go when no product rounds", _ties, 2.0**-6),
         Input("ties", "the same with a global scale that rounds", _ties),
         Input("scaled ties", "divide or multiply by a reciprocal", _scaled_ties),
+        Input("scale ties", "a block scale halfway between two E4M3 numbers", _scale_ties),
         Input("zero blocks", "scale of an all-zero block", _zeros),
         Input("minus zero", "sign of -0.0", lambda: _with((slice(None), slice(0, 64, 2)), -0.0)),
         Input(
