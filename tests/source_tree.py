@@ -60,6 +60,7 @@ is_sm100_supported = lru_cache(maxsize=1)(
 
 SERVER_ARGS = """
 import dataclasses
+from sglang.srt.utils.common import is_blackwell_supported
 
 FP4_GEMM_RUNNER_BACKEND_CHOICES = ["auto", "flashinfer_cudnn", "marlin"]
 
