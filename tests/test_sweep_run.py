@@ -1,9 +1,11 @@
 """A whole run: the certificate first, peaks where cases are timed, then the cases; nothing of it twice."""
 
+import shlex
 import types
 
 import pytest
 import sweep_cases
+from nvfp4lab.cli import main
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import certificate, sweep_run
 from nvfp4lab.kernels.cases import Case
@@ -56,3 +58,18 @@ def test_a_gpu_has_one_worker_whatever_the_parameters_say():
     on_cpu = sweep_run.sweep_of(p, Target("cpu", True), Stack())
     assert (on_cpu.workers, on_cpu.limits.timeout_s, on_cpu.limits.memory_bytes) == (4, 7.0, 2 << 30)
     assert sweep_run.sweep_of(p, Target("9.0", True), Stack()).workers == 1
+
+
+def test_the_repro_line_of_a_record_repeats_its_case(tmp_path, monkeypatch, capsys):
+    """Real cases through the command line: a sound kernel is ok, an fp16 accumulator is wrong, each by its own repro."""
+    monkeypatch.setattr(certificate, "certify", certified(Verdict.OK))
+    monkeypatch.chdir(tmp_path)
+    shape = GemmShape(16, 64, 256)
+    for backend, verdict, code in (("torch.reference_gemm", Verdict.OK, 0), ("emulation.gemm_float16", Verdict.WRONG, 1)):
+        case = Case(backend, "exact_t24", shape)
+        program, *arguments = shlex.split(case.repro)
+        assert program == "nvfp4lab"
+        assert main([*arguments, "--json"]) == code
+        *_, row = (Evidence.from_json(line) for line in capsys.readouterr().out.splitlines())
+        assert (row.subject, row.verdict, row.repro) == (case.subject, verdict, case.repro)
+    assert [one.subject for one in Ledger("outputs/by_hand/ledger.jsonl") if one.stage == "kernel"][-1] == row.subject
