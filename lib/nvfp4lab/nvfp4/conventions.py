@@ -135,7 +135,8 @@ COMPRESSED_TENSORS = Convention(
 )
 
 # The CUDA kernel with its default flags. It takes 1 / x from `rcp.approx.ftz.f32`, at most 1 ulp from the rounded
-# reciprocal that is computed here, so a value within an ulp of a tie may land one code away on the GPU.
+# reciprocal that is computed here, so a value within an ulp of a tie may land one code away on the GPU. The kernel's
+# body is compiled for sm_100 and later alone; on an older GPU it leaves its outputs as they were (quantization.cuh:234).
 FLASHINFER = Convention(
     name="flashinfer",
     source="flashinfer 0.6.15.post1, csrc/nv_internal/tensorrt_llm/kernels/quantization_utils.cuh:432 cvt_warp_fp16_to_fp4",

@@ -104,7 +104,11 @@ def error_by_layer(errors: Sequence[LayerError]) -> Figure:
             color=SERIES_COLOURS[index % len(SERIES_COLOURS)],
             label=kind,
         )
-    axes.set(xlabel="layer", ylabel="RMS error / RMS weight, %", title="SmolLM2-135M: what NVFP4 costs each weight matrix")
+    axes.set(
+        xlabel="layer",
+        ylabel="RMS error / RMS weight, %",
+        title="SmolLM2-135M: what NVFP4 costs each weight matrix (mind the narrow axis)",
+    )
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
     return fig
