@@ -19,6 +19,7 @@ from nvfp4lab.records import Target
 from nvfp4lab.stack import here
 
 DECISIVE = {"gemm": "exact_t24", "moe": "exact_moe", "quantise": "quantise_codes"}
+_TUNING = frozenset({"tactics", "autotune", "off_bucket"})  # depend on the shape; graphs and streams ask about the kernel
 _FEWEST_ROWS = 16  # of the shape at which all probes run: relations between rows need some
 
 
@@ -64,8 +65,9 @@ def _of_backend(
         moderate = _moderate(own)
         rest = (probe for probe in probes.PROBES.values() if _fits(probe, backend) and probe is not decisive)
         yield from (Case(backend.name, probe.name, moderate.shape, source=moderate.source) for probe in rest)
-    for place, variant in itertools.product(own, (one for one in p.kernel_variants if one in backend.variants)):
-        yield Case(backend.name, decisive.name, place.shape, options=(("variant", variant),), source=place.source)
+    for variant in (one for one in p.kernel_variants if one in backend.variants):
+        for place in own if variant in _TUNING else [_moderate(own)]:
+            yield Case(backend.name, decisive.name, place.shape, options=(("variant", variant),), source=place.source)
     if p.kernel_field_reports:
         yield from (case for replay in REPLAYS for case in replay.cases(backend.name))
 
