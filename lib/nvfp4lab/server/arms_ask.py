@@ -45,10 +45,12 @@ class AgainstReference:
         return {self.reference: reference} | {name: told["answers"] for name, told in self.told.items()}
 
     def kl_nats(self) -> dict[str, list[float]]:
-        """KL(reference || arm) at each scored token, by arm; and what perfect kernels on the same weights would have."""
-        floors = {stick.floor.model.rpartition("/")[2]: stick.floor for stick in self.yardsticks.values()}
-        perfect = {f"perfect kernels, {name}": [v for item in floor.kl_nats for v in item] for name, floor in floors.items()}
-        return {name: told["kl_nats"] for name, told in self.told.items()} | perfect
+        """KL(reference || arm) at each scored token, by arm."""
+        return {name: told["kl_nats"] for name, told in self.told.items()}
+
+    def perfect_kl_nats(self) -> dict[str, list[float]]:
+        """The same for perfect kernels on the arm's weights."""
+        return {name: [v for item in stick.floor.kl_nats for v in item] for name, stick in self.yardsticks.items()}
 
 
 @dataclasses.dataclass
@@ -76,3 +78,7 @@ class AgainstFirst:
         rows = {name: [dict(map(tuple, row)) for text in told["scores"] for row in text] for name, told in self.told.items()}
         first = rows.pop(self.reference, None)
         return {} if first is None else {name: arms_scores.kl_by_token(first, other) for name, other in rows.items()}
+
+    def perfect_kl_nats(self) -> dict[str, list[float]]:
+        """Not known without a reference."""
+        return {}

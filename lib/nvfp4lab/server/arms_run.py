@@ -10,7 +10,8 @@ import pandas
 from nvfp4lab import stack
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Ledger
-from nvfp4lab.server import arms_judge, arms_plan, arms_reference, arms_resume, processes, which_kernel_witness
+from nvfp4lab.report.style import LabFigure
+from nvfp4lab.server import arms_judge, arms_plan, arms_reference, arms_resume, plots, processes, which_kernel_witness
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.arms_ask import AgainstFirst, AgainstReference
 from nvfp4lab.server.arms_judge import Finding
@@ -24,6 +25,10 @@ class Matrix:
 
     evidence: tuple[Evidence, ...]
     asked: AgainstReference | AgainstFirst
+
+    def token_kl(self) -> LabFigure:
+        """How far each arm is from the reference, token by token."""
+        return plots.token_kl(self.asked.kl_nats(), self.asked.perfect_kl_nats(), self.asked.reference)
 
     def answer_table(self) -> pandas.DataFrame:
         """One row per prompt, one column per arm that answered (and the reference)."""

@@ -44,17 +44,17 @@ class ServerParams(pydantic.BaseModel):
     reference_model: str | None = pydantic.Field(None, description="bf16 checkpoint that arms are held to; fixtures know theirs")
     ideal_model: str | None = pydantic.Field(None, description="dequantised weights: what perfect NVFP4 kernels would compute with")
     quality_prompts_per_category: int | None = pydantic.Field(1, ge=1, description="prompts of each kind; None: the whole set")
-    quality_answer_tokens: int = pydantic.Field(6, ge=2, le=512, description="tokens of the reference's answer that are compared")
+    quality_answer_tokens: int = pydantic.Field(4, ge=2, le=512, description="tokens of the reference's answer that are compared")
     quality_context_tokens: int | None = pydantic.Field(256, ge=64, description="longest prompt; None: the model's window")
     quality_concurrency: int = pydantic.Field(4, ge=1, le=4096, description="at which everything is asked once more")
-    canary_tokens: int = pydantic.Field(12, ge=1, le=4096, description="tokens asked of each canary prompt")
+    canary_tokens: int = pydantic.Field(4, ge=1, le=4096, description="tokens asked of each canary prompt")
     concurrencies: list[Annotated[int, pydantic.Field(ge=1, le=4096)]] = pydantic.Field(
         [1, 4], min_length=1, description="requests in flight at a time"
     )
     load_shapes: list[LoadShape] = pydantic.Field(
         [LoadShape(input_tokens=24, output_tokens=8)], min_length=1, description="prompt and answer lengths of the load"
     )
-    prompts_per_slot: int = pydantic.Field(3, ge=1, le=1000, description="requests a load row sends per request in flight")
+    prompts_per_slot: int = pydantic.Field(2, ge=1, le=1000, description="requests a load row sends per request in flight")
     restarts: int = pydantic.Field(1, ge=1, le=50, description="times each arm is started anew, interleaved with the others")
     slo: Slo = pydantic.Field(Slo(ttft_ms=2000.0, tpot_ms=500.0), description="service levels for goodput")
     profile_decode: bool = pydantic.Field(True, description="trace one decode step of each arm and compare with route and log")
