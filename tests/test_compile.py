@@ -237,6 +237,22 @@ def test_instances_and_targets_are_those_of_the_package(tmp_path):
     assert [job.unit.name for job in every] == ["bf16_128x128x256", "bf16_128x32x128"]
 
 
+@pytest.mark.parametrize("flags", [2, 5])
+def test_a_whole_marlin_module_is_entered_with_as_many_flags_as_its_version_has(tmp_path, flags, monkeypatch):
+    monkeypatch.setattr(compile_toolchain, "tvm_ffi_headers", lambda: [tmp_path])
+    header = tmp_path / "sglang/jit_kernel/csrc/gemm/marlin_moe/moe_wna16_marlin.cuh"
+    header.parent.mkdir(parents=True)
+    names = ", ".join(f"bool kFlag{index}" for index in range(flags))
+    header.write_text(
+        f"template <typename T>\nvoid other();\ntemplate <typename scalar_t, {names}>\nvoid moe_wna16_marlin_gemm(int a);"
+    )
+    [job], _ = compile_evidence.plan(["sglang.moe_wna16_marlin"], ["90a"], {"sglang": str(tmp_path)})
+    assert f"&moe_wna16_marlin_gemm<nv_bfloat16{', false' * flags}>;" in job.unit.text
+    [absent], _ = compile_evidence.plan(["sglang.gptq_marlin"], ["90a"], {"sglang": str(tmp_path)})
+    assert (absent.verdict, absent.unit) == (Verdict.NOT_RUN, None)
+    assert "no gemm/marlin/gptq_marlin.cuh" in absent.reason
+
+
 def test_a_module_or_package_that_is_not_there_is_told(tmp_path):
     with pytest.raises(LabError, match="there are lab"):
         compile_evidence.plan(["flashinfer.no_such"], ["120a"], {})

@@ -205,10 +205,21 @@ def _marlin_fp4(root: Path) -> list[Unit]:
     return [Unit("bf16_fp4", head + using + kernels, "Marlin")]
 
 
-def _sglang_entry(header: str, entry: str, kernel: str) -> Callable[[Path], list[Unit]]:
-    """A whole SGLang module through its own entry point, as its `load_jit` call names it."""
-    text = f"#include <tuple>\n#include <{header}>\nnamespace sglang {{}}\nusing namespace sglang;\n"
-    return lambda root: [Unit("bf16", f"{text}__attribute__((used)) auto* const entry = &{entry};\n", kernel)]
+def _sglang_entry(header: str, function: str, kernel: str) -> Callable[[Path], list[Unit]]:
+    """A whole SGLang module through its entry point, for bf16, with every optional feature that the version has off."""
+
+    def units(root: Path) -> list[Unit]:
+        folder = next((one for one in ("sglang/kernels/jit", "sglang/jit_kernel") if (root / one / "csrc" / header).exists()), None)
+        if folder is None:
+            raise LabError(f"{root}: no {header} below sglang/kernels/jit/csrc or sglang/jit_kernel/csrc")
+        declared = re.search(rf"template\s*<([^>]*)>\s*void {function}\(", _read(root, f"{folder}/csrc/{header}"))
+        if declared is None:
+            raise LabError(f"{root / folder}/csrc/{header} declares no {function}()")
+        arguments = ", ".join(["nv_bfloat16", *["false"] * declared[1].count("bool ")])
+        text = f"#include <tuple>\n#include <{header}>\nnamespace sglang {{}}\nusing namespace sglang;\n"
+        return [Unit("bf16", f"{text}__attribute__((used)) auto* const entry = &{function}<{arguments}>;\n", kernel)]
+
+    return units
 
 
 def _gemm_module(name: str, generator: str, shared: Callable, target: str, peak_gib: float) -> Module:
@@ -256,7 +267,7 @@ _ALL = (
         "gptq_marlin",
         "sglang",
         "Marlin dense, all formats (8 min)",
-        _sglang_entry("gemm/marlin/gptq_marlin.cuh", "gptq_marlin_gemm<nv_bfloat16>", "Marlin"),
+        _sglang_entry("gemm/marlin/gptq_marlin.cuh", "gptq_marlin_gemm", "Marlin"),
         _SGLANG_FLAGS,
         _SGLANG_INCLUDES,
         needs_tvm_ffi=True,
@@ -266,7 +277,7 @@ _ALL = (
         "moe_wna16_marlin",
         "sglang",
         "Marlin MoE, all formats (7 min)",
-        _sglang_entry("gemm/marlin_moe/moe_wna16_marlin.cuh", "moe_wna16_marlin_gemm<nv_bfloat16, false, false>", "Marlin"),
+        _sglang_entry("gemm/marlin_moe/moe_wna16_marlin.cuh", "moe_wna16_marlin_gemm", "Marlin"),
         _SGLANG_FLAGS,
         _SGLANG_INCLUDES,
         needs_tvm_ffi=True,

@@ -149,6 +149,8 @@ def _verdict(running: Running, expect: type) -> tuple[Verdict, str, Any]:
     if running.ended is None:
         if running.killed_for:
             return Verdict.HANG, f"{running.killed_for[1]}; then it did not die of SIGKILL", None
+        if isolate_proc.oom_kills() > running.oom_kills:
+            return Verdict.OOM, "the system ran out of memory and killed it or the fork server", None
         return Verdict.CRASH, "took the fork server down with it", None
     if running.killed_for:
         return *running.killed_for, None
