@@ -12,9 +12,10 @@ HERE, STACK = Target("9.0", True), Stack(sglang="0.5.17")
 
 
 def row(backend: str, verdict: Verdict, m: int = 16, ms: float | None = None, **details) -> Evidence:
-    numbers = (
-        (Number("median_ms", ms, "ms", ms * 0.9, ms * 1.1, 50), Number("roofline_fraction", 0.5, "", 0.45, 0.55)) if ms else ()
-    )
+    numbers = ()
+    if ms:
+        rates = (Number("tflop_s", 2.0, "TFLOP/s"), Number("gb_s", 500.0, "GB/s"), Number("roofline_fraction", 0.5, ""))
+        numbers = (Number("median_ms", ms, "ms", ms * 0.9, ms * 1.1, 50), *rates)
     kind = WrongKind.GARBAGE if verdict is Verdict.WRONG else None
     result = CaseResult(verdict, "" if verdict is Verdict.OK else "its own words", kind, numbers, details)
     return result.evidence(Case(backend, "exact_t24", GemmShape(m, 64, 64), source="x"), HERE, STACK)

@@ -62,6 +62,10 @@ def quantised(given) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
+def quantised_by_flags(given) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantised({"a": given["input"], "sfLayout": 0 if given["is_sf_swizzled_layout"] else 2})
+
+
 def moe_out(given) -> torch.Tensor:
     return torch.zeros(9, 64)
 
@@ -76,6 +80,7 @@ FUNCTIONS: tuple[tuple[str, str, str, Callable], ...] = (
         lambda given: (given["b"], given["b_descale"], given["alpha"]),
     ),
     ("flashinfer", "quantization/fp4_quantization.py", "nvfp4_quantize", quantised),
+    ("flashinfer", "quantization/fp4_quantization.py", "fp4_quantize", quantised_by_flags),
     ("flashinfer", "fused_moe/cute_dsl/fused_moe.py", "cute_dsl_fused_moe_nvfp4", moe_out),
     ("flashinfer", "fused_moe/cute_dsl/b12x_moe.py", "b12x_fused_moe", moe_out),
     ("flashinfer.fused_moe", "fused_moe/core.py", "cutlass_fused_moe", moe_out),

@@ -144,6 +144,21 @@ def test_a_write_outside_the_output_is_seen():
     assert result.verdict is Verdict.WRONG and "guard row 5" in result.reason
 
 
+def test_a_misrouted_token_is_told_by_whose_answer_it_has():
+    experiment = probes.find("expert_number").build(MoeShape(6, 64, 64, 4, 2), 0, "cpu")
+    right = int(experiment.problem.topk_ids[3, 0])
+
+    def misrouted(problem, out):
+        ids = problem.topk_ids.clone()
+        ids[3] = (ids[3] + 1) % 4
+        return reference.moe(dataclasses.replace(problem, topk_ids=ids), out)
+
+    result = experiment.judge(misrouted)
+    assert f"token 3 has the answer of expert {(right + 1) % 4}, asked was expert {right}" in result.reason
+    broken = experiment.judge(lambda problem, out: reference.moe(problem, out).mul_(1.5))
+    assert "token 0 has no expert's answer" in broken.reason
+
+
 def test_unknown_probe_lists_the_known():
     with pytest.raises(LabError, match="exact_t24"):
         probes.find("exact_t25")

@@ -46,27 +46,27 @@ def verdict_grid(rows: Sequence[Evidence]) -> Figure:
 
 
 def roofline(speeds: pd.DataFrame) -> Figure:
-    """Fraction of the measured roofline that each timed case reaches, with the interval of its time; one colour a backend."""
-    fig = figure(7.5, 3.6)
+    """Achieved TFLOP/s over arithmetic intensity (FLOP per byte that must move), under the roof that this card showed in this run.
+
+    Vertical bars: the 95 % interval of the time. The grey line joins what the roofline allows at each point's intensity.
+    """
+    fig = figure(7.5, 4.0)
     axes = fig.add_subplot()
-    timed = speeds.dropna(subset=["roofline_fraction"]) if len(speeds) else speeds
+    timed = speeds.dropna(subset=["roofline_fraction", "tflop_s", "gb_s"]) if len(speeds) else speeds
     if not len(timed):
         axes.text(0.5, 0.5, "no case was timed here", ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return fig
-    positions = {shape: index for index, shape in enumerate(dict.fromkeys(timed["shape"]))}
+    intensity = 1e3 * timed["tflop_s"] / timed["gb_s"]
+    roof = (timed["tflop_s"] / timed["roofline_fraction"]).groupby(intensity).max()
+    axes.plot(roof.index, roof.values, color="#888888", linewidth=1.2, label="roofline, measured here")
     for colour, (name, group) in zip(SERIES_COLOURS * 9, timed.groupby("backend", sort=False), strict=False):
-        fraction = group["roofline_fraction"]
-        spread = [
-            fraction - fraction * group["median_ms"] / group["high_ms"],
-            fraction * group["median_ms"] / group["low_ms"] - fraction,
-        ]
-        axes.errorbar(
-            [positions[shape] for shape in group["shape"]], fraction, spread, fmt="o", color=colour, capsize=3, label=name
-        )
-    axes.axhline(1.0, color="#888888", linewidth=0.8)
-    axes.set_xticks(list(positions.values()), list(positions), rotation=60, ha="right", fontsize=6)
-    axes.set_ylabel("fraction of roofline")
-    axes.set_ylim(0, max(1.1, 1.05 * timed["roofline_fraction"].max()))
+        rate = group["tflop_s"]
+        spread = [rate - rate * group["median_ms"] / group["high_ms"], rate * group["median_ms"] / group["low_ms"] - rate]
+        axes.errorbar(intensity[group.index], rate, spread, fmt="o", color=colour, capsize=3, markersize=4, label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOP per byte that must move")
+    axes.set_ylabel("TFLOP/s")
     axes.legend(fontsize=7)
     return fig

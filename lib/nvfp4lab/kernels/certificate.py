@@ -67,7 +67,7 @@ BATTERY: tuple[Step, ...] = (
         "repeat",
         "interleave",
     ),
-    *_steps(MoeShape(33, 80, 96, 4, 2), "exact_moe", "exact_moe_split_scale", "exact_moe_skewed"),
+    *_steps(MoeShape(33, 80, 96, 4, 2), "exact_moe", "expert_number", "exact_moe_split_scale", "exact_moe_skewed"),
     *_steps(MoeShape(21, 64, 64, 4, 2, 4, 16), "exact_moe"),
     *_steps(MoeShape(1, 64, 64, 4, 2), "exact_moe"),
     *_steps(MoeShape(48, 128, 96, 4, 2), "realistic_moe"),

@@ -22,8 +22,7 @@ from nvfp4lab.kernels.faults import (
     with_codes,
     with_scales,
 )
-from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, Problem
-from nvfp4lab.kernels.probes_metamorphic import take_rows
+from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, Problem, take_rows
 from nvfp4lab.kernels.reference import Kernel, Order
 from nvfp4lab.kernels.shapes import BLOCK
 from nvfp4lab.nvfp4.conventions import E4M3_MIN_NORMAL

@@ -176,3 +176,13 @@ class QuantiseProblem:
 
 
 Problem = GemmProblem | MoeProblem | QuantiseProblem
+
+
+def take_rows(problem: Problem, index: torch.Tensor | slice) -> Problem:
+    """The same layer asked about some of its rows."""
+    rows = activation_rows(problem.activations, index)
+    if isinstance(problem, MoeProblem):
+        return dataclasses.replace(
+            problem, activations=rows, topk_ids=problem.topk_ids[index], topk_weights=problem.topk_weights[index]
+        )
+    return dataclasses.replace(problem, activations=rows)

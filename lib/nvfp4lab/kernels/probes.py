@@ -16,7 +16,7 @@ from nvfp4lab.kernels.gates import GateResult
 from nvfp4lab.kernels.operands import Fp4Operand, Problem
 from nvfp4lab.kernels.probes_exact import exact_gemm
 from nvfp4lab.kernels.probes_metamorphic import RELATIONS, Relation
-from nvfp4lab.kernels.probes_moe import exact_moe
+from nvfp4lab.kernels.probes_moe import answered_by, exact_moe
 from nvfp4lab.kernels.probes_quantise import quantise_codes
 from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
 from nvfp4lab.kernels.probes_rounding import global_scale_gemm, rounding_gemm
@@ -146,6 +146,23 @@ def _exact_moe(shape, seed, device, form: Form, ratio: float = 1.0, skewed: bool
     )
 
 
+def _expert_number(shape, seed, device, form: Form) -> Experiment:
+    """Top-1 whatever the shape's top-k; a wrong row is asked whose answer it is."""
+    probe = exact_moe(dataclasses.replace(shape, topk=1), seed, device)
+    experts = probe.problem.topk_ids[:, 0]
+
+    def check(actual: torch.Tensor) -> GateResult:
+        result = gates.exact(actual, probe.expected, experts)
+        if result.place is None:
+            return result
+        token = result.place.row
+        who = answered_by(probe.problem, token, actual[token])
+        said = f"token {token} has the answer of expert {who}" if who is not None else f"token {token} has no expert's answer"
+        return dataclasses.replace(result, reason=f"{said}, asked was expert {int(experts[token])}; {result.reason}")
+
+    return _single(form.of(probe.problem), check)
+
+
 def _realistic(shape, seed, device, form: Form) -> Experiment:
     problem = form.of(realistic_gemm(shape, seed, device))
     expected, tolerance = gemm_expectation(problem)
@@ -219,6 +236,13 @@ _PROBES = (
         "errors of SiLU between -104 and 17, where it is not exact; gate and up global scales that differ; about one code in "
         "ten of the one hidden block that holds the answers, where requantisation absorbs the change",
         _exact_moe,
+    ),
+    Probe(
+        "expert_number",
+        "moe",
+        "tokens answered by another expert, and by which one: each expert returns numbers of its own",
+        "how several experts are weighed and added up",
+        _expert_number,
     ),
     Probe(
         "exact_moe_split_scale",

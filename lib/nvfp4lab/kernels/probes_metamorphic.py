@@ -11,7 +11,7 @@ import torch
 
 from nvfp4lab.kernels import gates
 from nvfp4lab.kernels.gates import GateResult
-from nvfp4lab.kernels.operands import GemmProblem, MoeProblem, Problem, activation_rows
+from nvfp4lab.kernels.operands import GemmProblem, MoeProblem, Problem, take_rows
 from nvfp4lab.kernels.probes_draw import Draw
 from nvfp4lab.records import Verdict
 
@@ -95,16 +95,6 @@ def _zero_expert(run: Run, problem: MoeProblem, draw: Draw):
     zeroed = dataclasses.replace(problem, down=dataclasses.replace(problem.down, codes=codes))
     weights = problem.topk_weights.masked_fill(problem.topk_ids == silent + problem.expert_offset, 0.0)
     return [(run(zeroed), run(dataclasses.replace(problem, topk_weights=weights)))]
-
-
-def take_rows(problem: Problem, index: torch.Tensor | slice) -> Problem:
-    """The same layer asked about some of its rows."""
-    rows = activation_rows(problem.activations, index)
-    if isinstance(problem, MoeProblem):
-        return dataclasses.replace(
-            problem, activations=rows, topk_ids=problem.topk_ids[index], topk_weights=problem.topk_weights[index]
-        )
-    return dataclasses.replace(problem, activations=rows)
 
 
 RELATIONS: tuple[Relation, ...] = (

@@ -13,7 +13,7 @@ import dataclasses
 
 import torch
 
-from nvfp4lab.kernels.operands import Fp4Operand, MoeProblem, ProbeError
+from nvfp4lab.kernels.operands import Fp4Operand, MoeProblem, ProbeError, take_rows
 from nvfp4lab.kernels.probes_draw import ALL_CODES, BINADE, SIX, Draw
 from nvfp4lab.kernels.reference_bounds import moe_value
 from nvfp4lab.kernels.shapes import BLOCK, MoeShape
@@ -184,3 +184,16 @@ def _routing(draw: Draw, shape: MoeShape, skewed: bool) -> tuple[torch.Tensor, t
     ids = draw.orders((1 if skewed else shape.tokens, shape.all_experts))[:, : shape.topk].expand(shape.tokens, -1)
     ladder = torch.tensor([max(2.0**-j, 0.5) for j in range(shape.topk)], device=draw.device)
     return ids.to(torch.int32).contiguous(), ladder[draw.orders((shape.tokens, shape.topk))]
+
+
+def answered_by(problem: MoeProblem, token: int, answer: torch.Tensor) -> int | None:
+    """Global number of the local expert whose answer to `token` is `answer` [H]; None if none of them gives it.
+
+    For problems of top-1: each expert of an exact probe answers with numbers of its own.
+    """
+    for expert in range(problem.expert_offset, problem.expert_offset + problem.experts):
+        ids = torch.full_like(problem.topk_ids[token : token + 1], expert)
+        asked = take_rows(problem, slice(token, token + 1))
+        if torch.equal(moe_value(dataclasses.replace(asked, topk_ids=ids), lossless=True)[0].to(answer.dtype), answer):
+            return expert
+    return None

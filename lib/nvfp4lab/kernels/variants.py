@@ -11,8 +11,7 @@ import torch
 
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels.backends.base import Backend, kernel_of, weights_key
-from nvfp4lab.kernels.operands import Problem
-from nvfp4lab.kernels.probes_metamorphic import take_rows
+from nvfp4lab.kernels.operands import Problem, take_rows
 from nvfp4lab.kernels.reference import Kernel
 
 STREAMS, ROUNDS = 4, 8

@@ -1,6 +1,7 @@
 """FlashInfer's activation quantisers, in each scale layout. Read in flashinfer 0.6.15.post1, quantization/fp4_quantization.py."""
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -15,10 +16,11 @@ _SF_LAYOUT = {SWIZZLED_128X4.name: "layout_128x4", SWIZZLED_8X4.name: "layout_8x
 
 @dataclasses.dataclass(frozen=True)
 class FlashinferQuantise:
-    """`nvfp4_quantize` with its CUDA or CuTe-DSL kernel; scales are brought back to linear order before they are compared."""
+    """`nvfp4_quantize`, or the `fp4_quantize` that SGLang calls; scales are put back in linear order to be compared."""
 
     layout: ScaleLayout
     kernel: str = "cuda"
+    function: str = "nvfp4_quantize"
     op: str = "quantise"
     activations: str = "bf16"
     arithmetic: str = "fp32"
@@ -27,7 +29,7 @@ class FlashinferQuantise:
 
     @property
     def name(self) -> str:
-        return f"flashinfer.nvfp4_quantize.{self.kernel}.{self.layout.name}"
+        return f"flashinfer.{self.function}.{self.kernel}.{self.layout.name}"
 
     def is_available(self) -> str | None:
         return needs_gpu("flashinfer")
@@ -39,19 +41,28 @@ class FlashinferQuantise:
         return None
 
     def bind(self, prepared: None, problem: QuantiseProblem, out: torch.Tensor) -> Launch:
-        import flashinfer
-
-        layout = getattr(flashinfer.SfLayout, _SF_LAYOUT[self.layout.name])
         rows, columns = problem.x.shape
-        scale = problem.encode_scale.reshape(1)
+        quantise = self._call(problem)
 
         def launch() -> torch.Tensor:
-            codes, scales = flashinfer.nvfp4_quantize(problem.x, scale, sfLayout=layout, do_shuffle=False, backend=self.kernel)
+            codes, scales = quantise()
             stored = scales.view(torch.uint8).reshape(self.layout.padded_shape(rows, columns // BLOCK))
             linear = self.layout.to_linear(stored.contiguous(), rows, columns // BLOCK)
             return torch.cat([codes.view(torch.uint8), linear], -1)
 
         return launch
+
+    def _call(self, problem: QuantiseProblem) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        import flashinfer
+
+        x, scale = problem.x, problem.encode_scale.reshape(1)
+        if self.function == "fp4_quantize":
+            swizzled, narrow = self.layout is not LINEAR, self.layout is SWIZZLED_8X4
+            return lambda: flashinfer.fp4_quantize(
+                x, scale, BLOCK, is_sf_swizzled_layout=swizzled, is_sf_8x4_layout=narrow, backend=self.kernel
+            )
+        layout = getattr(flashinfer.SfLayout, _SF_LAYOUT[self.layout.name])
+        return lambda: flashinfer.nvfp4_quantize(x, scale, sfLayout=layout, do_shuffle=False, backend=self.kernel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,4 +102,5 @@ BACKENDS = (
     *(CodecQuantise(name) for name in ("modelopt", "flashinfer")),
     *(FlashinferQuantise(layout) for layout in (LINEAR, SWIZZLED_128X4, SWIZZLED_8X4)),
     FlashinferQuantise(SWIZZLED_128X4, "cute-dsl"),
+    *(FlashinferQuantise(layout, function="fp4_quantize") for layout in (LINEAR, SWIZZLED_128X4)),
 )
