@@ -174,6 +174,7 @@ KERNEL = compile_sass.Kernel("_ZN7cutlass13device_kernelEv", 168, 1024, 0, 900, 
         ({}, {"default": 101_377}, "100a", Verdict.OK, None),
         ({"static_shared_bytes": 101_377}, {}, "121a", Verdict.CRASH, None),
         ({"is_empty": True}, {}, "90a", Verdict.WRONG, WrongKind.GARBAGE),
+        ({"tensor_instructions": ()}, {}, "120a", Verdict.CRASH, None),
         ({"name": "_ZN3cub11EmptyKernelEv"}, {}, "120a", Verdict.CRASH, None),
     ],
 )
@@ -182,6 +183,12 @@ def test_what_a_build_says_about_the_card(kernel, requested, arch, verdict, kind
     got = compile_evidence.judge(job, Build(Verdict.OK, "", 1.0, 1, (dataclasses.replace(KERNEL, **kernel),), requested))
     assert (got[0], got[2]) == (verdict, kind)
     assert bool(got[1]) is (verdict is not Verdict.OK)
+
+
+def test_a_kernel_that_only_converts_needs_no_tensor_core():
+    job = Job(module(""), Unit("one", "", "device_kernel", multiplies=False), "120a")
+    kernel = dataclasses.replace(KERNEL, tensor_instructions=(), fp4_conversions=8)
+    assert compile_evidence.judge(job, Build(Verdict.OK, "", 1.0, 1, (kernel,)))[0] is Verdict.OK
 
 
 def test_evidence_carries_the_machine_code_and_how_to_repeat_it(toolchain):

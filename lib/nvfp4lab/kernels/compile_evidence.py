@@ -214,6 +214,12 @@ def judge(job: Job, build: Build) -> tuple[Verdict, str, WrongKind | None]:
     if empty:
         reason = f"{empty[0]} builds to an empty body: a launch would succeed and leave the output as it was"
         return Verdict.WRONG, reason, WrongKind.GARBAGE
+    if job.unit.multiplies and not compile_sass.tensor_histogram(kernels):
+        return (
+            Verdict.CRASH,
+            f"{kernels[0].short_name} holds no tensor-core instruction: it ends without a product",
+            None,
+        )
     limit = SHARED_LIMIT_BYTES.get(int(job.target.cc.split(".")[0]))
     asked = _shared_bytes(job, build)
     if limit is not None and asked > limit:

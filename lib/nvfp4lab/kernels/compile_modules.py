@@ -25,12 +25,14 @@ class Unit:
     text: its source. kernel: part of the name of the kernels that matter in it (a header may bring others along).
     shared_bytes: label -> C++ constant expression of the dynamic shared memory that a kernel of it requests. Each becomes
     an array of that size whose symbol is then read from the cubin: the host code that would tell never runs.
+    multiplies: whether its kernels are matrix products, which without a tensor-core instruction do nothing useful.
     """
 
     name: str
     text: str
     kernel: str
     shared_bytes: tuple[tuple[str, str], ...] = ()
+    multiplies: bool = True
 
     @property
     def source(self) -> str:
@@ -111,12 +113,12 @@ __attribute__((used)) auto* const kernel =
 
 
 def _quantize(root: Path) -> list[Unit]:
-    return [Unit("bf16_to_nvfp4", _NVFP4_QUANTIZE, "quantize_with_block_size")]
+    return [Unit("bf16_to_nvfp4", _NVFP4_QUANTIZE, "quantize_with_block_size", multiplies=False)]
 
 
 def _all_quantize(root: Path) -> list[Unit]:
     source = "flashinfer/data/csrc/nv_internal/cpp/kernels/quantization.cu"
-    return [Unit("quantization", _read(root, source), "quantize_with_block_size")]
+    return [Unit("quantization", _read(root, source), "quantize_with_block_size", multiplies=False)]
 
 
 def _gemm(generator: str, template: str, kernels: Callable[[str, tuple[int, ...]], Iterator[tuple[str, str]]]):
