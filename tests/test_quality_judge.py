@@ -72,6 +72,12 @@ def test_bf16_arm_is_judged_against_arithmetic_not_against_zero() -> None:
     assert judged(Arm(w, noisy(w, 0.1)), w).kind is WrongKind.DEGRADED
 
 
+def test_too_few_prompts_are_said_to_prove_nothing() -> None:
+    w = world(3, items=6)
+    finding = judged(Arm(w, noisy(w, 0.8)), w)
+    assert finding.kind is None and "too few to prove" in finding.reason
+
+
 def test_wrong_under_concurrency_alone_is_found() -> None:
     w = world(5)
     good, bad = Arm(w, noisy(w, 0.3)), Arm(w, noisy(w, 1.5))

@@ -15,7 +15,7 @@ prompts. MARGIN leaves room for what a correct kernel may add: another order of 
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nvfp4lab.records import Number, WrongKind
 from nvfp4lab.server import quality_client as client
@@ -91,7 +91,7 @@ def judge_answers(ref: Reference, floor: Floor, answers: Sequence[Answers], conc
     ours = [_worst(given, item) for given, item in zip(answers, ref.items, strict=True)]
     unsound = sum(map(_unsound, answers))
     tests = _tests(points)
-    kind, reason = _verdict(unsound, ours, theirs, tests)
+    kind, reason = _verdict(unsound, ours, theirs, tests, points)
     numbers = (
         Number("unsound_positions", unsound, "1", n=len(points)),
         *_distances(points),
@@ -160,7 +160,7 @@ def _tests(points: Sequence[Point]) -> dict[str, float]:
 
 
 def _verdict(
-    unsound: int, ours: Sequence[Symptoms], theirs: Sequence[Symptoms], tests: dict[str, float]
+    unsound: int, ours: Sequence[Symptoms], theirs: Sequence[Symptoms], tests: Mapping[str, float], points: Sequence[Point]
 ) -> tuple[WrongKind | None, str]:
     if unsound:
         return WrongKind.NAN, f"{unsound} positions with null or non-finite log-probabilities"
@@ -182,10 +182,11 @@ def _verdict(
             return WrongKind.GARBAGE, f"{only_ours} of {len(flags)} answers {what} where the reference's do not"
     worst = min(tests, key=tests.__getitem__, default=None)
     if worst and tests[worst] < ALPHA / len(tests):
-        return (
-            WrongKind.DEGRADED,
-            f"{worst} is more than {MARGIN:g} times NVFP4's own loss (p = {tests[worst]:.1g}, {len(tests)} tests)",
-        )
+        how = f"p = {tests[worst]:.1g}, {len(tests)} tests"
+        return WrongKind.DEGRADED, f"{worst} is more than {MARGIN:g} times NVFP4's own loss ({how})"
+    clusters = max((len({point.cluster for point in points if point.group == group}) for group in GROUPS), default=0)
+    if 0.5**clusters >= ALPHA / max(1, len(tests)):
+        return None, f"nothing wrong was seen, but {clusters} prompts are too few to prove a degradation"
     return None, ""
 
 
