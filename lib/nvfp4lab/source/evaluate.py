@@ -254,10 +254,11 @@ class Evaluator:
 
     def _builtin(self, node: ast.Call, frame: Frame) -> Any:
         name, values = node.func.id, [self.value(argument, frame) for argument in node.args]
-        if name == "isinstance" and len(values) == 2 and isinstance(values[0], Instance):
+        if name == "isinstance" and len(values) == 2 and isinstance(values[0], Instance | Self):
+            own = values[0].type_name if isinstance(values[0], Instance) else values[0].owner.name
             types = values[1] if isinstance(values[1], tuple) else (values[1],)
             names = [t.dotted.rsplit(".", 1)[-1] for t in types if isinstance(t, Reference)]
-            return values[0].type_name in names if len(names) == len(types) else UNKNOWN
+            return True if own in names else UNKNOWN if len(names) < len(types) or isinstance(values[0], Self) else False
         if name == "getattr" and len(values) >= 2 and isinstance(values[1], str):
             found = self.attribute(values[0], values[1]) if isinstance(values[0], Self) else UNKNOWN
             has_default = len(values) == 3 and isinstance(values[0], Self)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.module import Definition
+from nvfp4lab.source.sglang.methods import methods_by_name
 from nvfp4lab.source.sglang.reading import Reading, chain, per_reading, spot
 from nvfp4lab.source.values import EnumValue, Reference, Scenario, Self
 
@@ -50,9 +51,18 @@ def _runner(reading: Reading, backend: str) -> EnumValue:
     return EnumValue(reading.vocabulary.enums["moe_runner"].name, backend)
 
 
-def _scenario(reading: Reading, backend: str) -> Scenario:
-    """The backend as global flag, and as the `runner_backend` that 0.5.23 hands from the quant method to its layer."""
-    return Scenario.of(None, moe_runner_backend=backend, runner_backend=_runner(reading, backend))
+@per_reading
+def _scenario(reading: Reading, backend: str, nvfp4: bool = False) -> Scenario:
+    """The backend as global flag, and as the `runner_backend` that newer layers get from their quant method.
+
+    nvfp4: also that method itself, ModelOpt's after its `__init__`; else the layer may have any method.
+    """
+    flags = {"moe_runner_backend": backend, "runner_backend": _runner(reading, backend)}
+    method = methods_by_name(reading).get("modelopt_fp4") if nvfp4 else None
+    if method is not None and method.moe is not None and "__init__" in method.moe.methods:
+        flags["quant_method"] = this = Self(method.moe)
+        reading.flow(method.moe.methods["__init__"], Scenario.of(None, **flags), {"self": this})
+    return Scenario.of(None, **flags)
 
 
 def topk_format(reading: Reading, backend: str) -> str | None:
@@ -75,24 +85,23 @@ def _topk(reading: Reading, backend: str) -> Iterator[Fact]:
 
 
 @per_reading
-def _layer_flows(reading: Reading, layer: Definition, backend: str) -> tuple[Flow, ...]:
+def _layer_flows(reading: Reading, layer: Definition, backend: str, nvfp4: bool) -> tuple[Flow, ...]:
     this = Self(layer)
-    scenario = _scenario(reading, backend)
+    scenario = _scenario(reading, backend, nvfp4)
     names = [name for name in layer.methods if name.startswith("_set_runner")]
     names += [name for name in layer.methods if name == "__init__" or name.startswith(("_weight_loader", "weight_loader"))]
     return tuple(reading.flow(layer.methods[name], scenario, {"self": this}) for name in names)
 
 
 def _layer(reading: Reading, layer: Definition, backend: str) -> Iterator[Fact]:
-    """Padding and shard order that only this backend gets."""
-    other = {(event.kind, event.line) for flow in _layer_flows(reading, layer, _UNNAMED) for event in flow.events}
-    for flow in _layer_flows(reading, layer, backend):
-        for event in flow.events:
-            if (event.kind, event.line) in other:
-                continue
+    """Padding and shard order that only this backend gets: whatever the quantisation, and for ModelOpt NVFP4."""
+    for nvfp4, subject in ((False, f"moe:{backend}"), (True, f"moe:{backend}:modelopt_fp4")):
+        other = {(event.kind, event.line) for flow in _layer_flows(reading, layer, _UNNAMED, nvfp4) for event in flow.events}
+        own = (event for flow in _layer_flows(reading, layer, backend, nvfp4) for event in flow.events)
+        for event in (event for event in own if (event.kind, event.line) not in other):
             if event.kind == "call" and event.dotted.endswith("round_up") and "intermediate" in ast.unparse(event.node):
                 text = f"intermediate size rounded up: {ast.unparse(event.node)}"
-                yield _fact(reading, f"moe:{backend}", "weight_prep_padding", text, event)
+                yield _fact(reading, subject, "weight_prep_padding", text, event)
             elif event.kind == "set" and _swaps_shards(event.node):
                 yield _fact(reading, f"moe:{backend}:modelopt_fp4", "weight_prep_shard_swap", "w1<->w3 swapped at load", event)
 

@@ -151,7 +151,7 @@ def _raises(reading: Reading, subject: str, flow: Flow) -> Iterator[Fact]:
 def _paddings(reading: Reading, subject: str, flow: Flow) -> Iterator[Fact]:
     """Sizes that a helper rounds up."""
     for event in flow.of_kind("set"):
-        if event.dotted.startswith("padded_") and isinstance(getattr(event.node, "value", None), ast.BinOp | ast.Call):
+        if re.match(r"padded_\w*size", event.dotted) and isinstance(getattr(event.node, "value", None), ast.BinOp | ast.Call):
             when = {"is_gated": False} if any("not" in guard.text and "is_gated" in guard.text for guard in event.guards) else {}
             text = f"{event.dotted} = {ast.unparse(event.node.value)}"
             yield reading.fact(
