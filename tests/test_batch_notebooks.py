@@ -1,0 +1,92 @@
+"""A notebook as a piece: its page exists however it ended, and servers of a dead kernel are found and ended."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from nvfp4lab.batch import cleanup, notebooks
+from nvfp4lab.errors import LabError
+from nvfp4lab.params import Params
+from nvfp4lab.records import Verdict
+
+COMMITTED = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
+FAKE = Path(__file__).with_name("launch_fake_server.py")
+
+STARTS_A_SERVER_AND_DIES = """
+import os, signal, sys
+from pathlib import Path
+from nvfp4lab.server import processes
+from nvfp4lab.server.launch import fresh_port
+port = fresh_port()
+command = [sys.executable, "-I", "-S", {fake!r}, str(port), "ready", run_dir]
+processes.start(command, os.environ, "orphan", port, Path(run_dir) / "server.log", Path(run_dir))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A checkout with notebooks made by the test: `lab(name, *sources)` adds one."""
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setattr(notebooks, "lab_root", lambda: tmp_path)
+
+    def add(name, *sources, **about):
+        cells = [new_code_cell('run_dir: str = "x"', metadata={"tags": ["parameters"]}), *map(new_code_cell, sources)]
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        made = new_notebook(cells=cells, metadata={"kernelspec": kernel, "nvfp4lab": about})
+        nbformat.write(made, tmp_path / "notebooks" / f"{name}.ipynb")
+        return {"notebook": name, "parameters": {}, "cell_timeout_s": 60}
+
+    return add
+
+
+def of_this_test(folder: Path) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(process.info["cmdline"] or ())]
+
+
+def test_servers_of_a_dead_kernel_are_ended(lab, tmp_path):
+    attempt = tmp_path / "attempt"
+    attempt.mkdir()
+    arguments = lab("50_orphan", textwrap.dedent(STARTS_A_SERVER_AND_DIES).format(fake=str(FAKE)))
+    verdict, reason = notebooks.execute(arguments, attempt)
+    assert verdict is Verdict.CRASH
+    assert "SIGKILL" in reason
+    assert '"launching"' in (attempt / "servers.jsonl").read_text()
+    assert of_this_test(attempt) == []
+    assert "SIGKILL" in (attempt / notebooks.REPORT_FILE).read_text()
+
+
+def test_attempts_of_a_killed_run_are_set_aside_with_what_they_wrote(tmp_path):
+    attempt = tmp_path / "pieces" / "0123456789abcdef.attempt-x"
+    attempt.mkdir(parents=True)
+    (attempt / "ledger.jsonl").write_text("kept\n")
+    assert cleanup.clear_attempts(tmp_path) == []
+    assert (tmp_path / "pieces" / "0123456789abcdef.lost-0" / "ledger.jsonl").read_text() == "kept\n"
+
+
+def test_what_a_notebook_declares(lab):
+    lab("51_needs", "1", after=["10_dispatch_routes"], gpus=2, timeout_s=7)
+    about = notebooks.declared("51_needs")
+    assert (about.after, about.gpus, about.timeout_s, about.parameters) == (("10_dispatch_routes",), 2, 7, {"run_dir"})
+
+
+def test_an_unknown_notebook_names_its_nearest(lab):
+    lab("31_server_matrix", "1")
+    with pytest.raises(LabError, match="did you mean '31_server_matrix'"):
+        notebooks.path_of("31_server_matrx")
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_notebooks_keep_their_form(path):
+    """A parameters cell of literals first, the check second, short code cells, no second way to name a parameter."""
+    notebook = json.loads(path.read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code[0]["metadata"].get("tags") == ["parameters"]
+    assert "params.of_notebook(globals())" in "".join(code[1]["source"])
+    assert notebook["cells"][0]["cell_type"] == "markdown"
+    assert all(len("".join(cell["source"]).splitlines()) <= 14 for cell in code[1:]), "a code cell is longer than a reader wants"
+    assert notebooks.declared(path.stem).parameters <= set(Params.model_fields)
