@@ -66,12 +66,14 @@ class MarlinDense:
         from sglang.srt.layers.quantization.marlin_utils_fp4 import apply_fp4_marlin_linear
 
         x = activation_values(problem.activations, torch.bfloat16).contiguous()
+        # A layer has one workspace of locks and is never run twice at once; calls on several streams are as several layers.
+        workspace = torch.zeros_like(prepared.workspace)
         return lambda: apply_fp4_marlin_linear(
             input=x,
             weight=prepared.weight,
             weight_scale=prepared.weight_scale,
             weight_global_scale=prepared.weight_global_scale,
-            workspace=prepared.workspace,
+            workspace=workspace,
             size_n=prepared.output_size_per_partition,
             size_k=prepared.input_size_per_partition,
         )
