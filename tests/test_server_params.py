@@ -53,7 +53,7 @@ def test_arms_are_what_stage_1_says_is_worth_starting(p):
         operation = "fp4_gemm" if model == "smol-nvfp4" else "moe"
         for tp, ep in {(arm.tp, arm.ep) for arm in ours}:
             query = Query(p.cc, p.quant, ARCHITECTURES.get(model, p.model_arch), tp=tp, ep=ep)
-            routes = [route for route in router(p.sglang, p.flashinfer).routes(query, traps=False) if route.op == operation]
+            routes = [route for route in router(p.sglang, p.flashinfer).routes(query, ops=(operation,), trapped=())]
             raising = {route.backend for route in routes if route.raises and not route.when}
             works = {route.backend for route in routes} - raising
             started = {arms_routes.asked(arm)[operation] for arm in ours if (arm.tp, arm.ep) == (tp, ep)}

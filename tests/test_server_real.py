@@ -1,0 +1,89 @@
+"""One real SGLang server on this CPU: started, asked, loaded, traced, ended. Skipped where SGLang is not installed."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from nvfp4lab import params
+from nvfp4lab.server import arms_judge, arms_model, arms_scores, load, which_kernel_witness
+from nvfp4lab.server.arms import Arm, environment_here
+from nvfp4lab.server.launch import Limits
+from nvfp4lab.server.load_canary import CanaryWatch, PatternCanary
+from nvfp4lab.server.params import LoadShape
+from nvfp4lab.server.states import State
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
+]
+
+ARM = Arm(name="bf16", model="smol-bf16", device="cpu")
+DAYS = ("Monday, Tuesday, Wednesday, Thursday,", "Friday")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def server(run_dir):
+    """The server; after its last test it must be gone without a trace."""
+    with arms_judge.server_of(ARM, run_dir, Limits(idle_s=300)) as started:
+        yield started
+        family = started._started.family()
+    assert started.ending.clean, started.ending
+    assert not any(process.alive() for process in family)
+
+
+def test_it_went_through_the_states_in_order(server):
+    states = [state for state, _ in server.outcome.timeline]
+    assert states == [State.IMPORTING, State.LOADING, State.WARMING, State.READY]
+
+
+def test_every_process_of_it_carries_the_marker(server):
+    """SGLang renames its processes, which must not wipe the environment that names them as ours."""
+    family = server._started.family()
+    assert len(family) >= 3
+    for process in family:
+        assert f"NVFP4LAB_SERVER={server._started.marker}".encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
+
+
+def test_it_answers_and_scores(server):
+    assert arms_scores.canary(server.url, *DAYS, tokens=4).kind is None
+    rows = arms_scores.score(server.url, "Water boils at one hundred degrees.")
+    assert len(rows) >= 5 and all(len(row) == arms_scores.TOP for row in rows)
+    assert arms_scores.kl_by_token(rows, rows) == [0.0] * len(rows)
+
+
+def test_sglangs_benchmark_drives_it_under_canaries(server, run_dir):
+    shape = LoadShape(input_tokens=16, output_tokens=4)
+    with load.Client(run_dir, environment_here(os.environ)) as client, CanaryWatch(PatternCanary(3), server.url) as watch:
+        run = client.run(server.url, arms_model.model_folder(ARM.model), shape, concurrency=2, requests=3, seed=1)
+    assert (run.unanswered(), run.cut_short(), len(run.requests)) == (None, None, 3)
+    assert 0 < run.requests[0].ttft_s < run.requests[0].latency_s
+    assert run.output_tok_s == pytest.approx(12 / run.duration_s)
+    assert watch.asked >= 1 and watch.fault is None, watch.fault
+
+
+def test_route_log_and_trace_agree_on_the_kernel(server, run_dir):
+    (agreed,) = which_kernel_witness.testify(server, ARM, run_dir)
+    assert agreed.ok, agreed.why
+    assert agreed.trace == (agreed.log,) == (agreed.route,)
+
+
+def test_it_is_still_there(server):
+    assert server.lost() is None
+
+
+def test_nvfp4_weights_are_refused_here_with_a_reason(run_dir):
+    """A CPU cannot serve the packed checkpoint: SGLang says so, and that is a refusal, not a crash of the lab."""
+    p = params.check({"run_dir": str(run_dir)}, "test")
+    arm = Arm(name="nvfp4", model="smol-nvfp4", device="cpu")
+    from nvfp4lab.server.arms_plan import Planned
+
+    evidence = arms_judge.judge(Planned(arm, True), p.run_dir, Limits(idle_s=300), lambda server: arms_judge.Finding()).evidence
+    assert evidence.verdict == "unsupported", (evidence.verdict, evidence.reason)
+    assert evidence.number("left_processes").value == 0
