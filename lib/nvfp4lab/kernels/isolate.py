@@ -105,12 +105,13 @@ class Isolator:
         self._start_server()
         output_path = self.log_dir / f"{name}.log"
         ours, theirs = socket.socketpair()
+        running = None
         with ours:
-            running = self._launch(theirs, ours, call, output_path)
             try:
+                running = self._launch(theirs, ours, call, output_path)
                 self._watch(running, ours, limits)
             finally:
-                if running.ended is None:
+                if running is None or running.ended is None:
                     self._drop_server()  # Ctrl-C, a dead server or an unkillable worker: the next case gets a fresh server
         return isolate_outcome.judge(running, expect)
 
