@@ -6,12 +6,12 @@ import functools
 from typing import Any
 
 from nvfp4lab.source.evaluate import Frame
-from nvfp4lab.source.flow import Flow
+from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.module import Definition
 from nvfp4lab.source.routes_fused import Registered, registry
 from nvfp4lab.source.routes_layers import QuantClasses, bases, method, moe_layer
-from nvfp4lab.source.routes_query import Query
-from nvfp4lab.source.routes_walk import KernelCall, Refusal, Walk, Walker
+from nvfp4lab.source.routes_query import Gate, Query
+from nvfp4lab.source.routes_walk import KernelCall, Refusal, Walk, Walker, said
 from nvfp4lab.source.sglang.reading import Reading
 from nvfp4lab.source.values import UNKNOWN, EnumValue, Instance, Scenario, Self
 
@@ -124,26 +124,36 @@ class MoeTracer:
         flow = walker.enter(constructor, {"self": owner, constructor.node.args.args[1].arg: backend})
         if walk.refusal is not None:
             return
-        key = (query.a2a, backend.value)
-        core, extension = _core(flow)
-        registered = self.fused.get(key)
         del walk.gates[gates:]
+        core, extension = _core(flow)
+        raised = _main_path_raise(flow)
+        if raised is not None and core is not None:
+            self._refuse(walk, flow, raised.line, said(raised, ()), extension)
+            return
+        self._fused_or_core(walk, flow, backend, core, extension, query)
+
+    def _fused_or_core(self, walk: Walk, flow: Flow, backend: EnumValue, core: Any, extension: bool, query: Query) -> None:
+        """What will run the experts: a registered function, a runner core, or nothing."""
+        key, file = (query.a2a, backend.value), flow.definition.file
+        registered = self.fused.get(key)
+        refused = next((event for event in flow.of_kind("raise") if "fused_func" in "".join(g.text for g in event.guards)), None)
+        line = refused.line if refused else flow.definition.line
         if registered is not None:
+            name, home = registered.function.name, registered.function.module.dotted
             why = registered.reached_by([*walk.imports, *self._imports_of(flow)])
-            label = why or "whether its module is imported on this route is not shown by source"
-            walk.hop(registered.function.file, registered.line, f"fused function {registered.function.name} for {key}; {label}")
+            walk.hop(registered.function.file, registered.line, f"fused function {name} for {key}; {why or 'import not shown'}")
+            if why is None:
+                walk.gates.append(Gate(f"depends on the import of {home}: without it MoeRunner raises", "depends", file, line))
         elif isinstance(core, Instance):
-            walk.hop(constructor.file, core.line, f"runner core {core.type_name}, no fused function for {key}")
+            walk.hop(file, core.line, f"runner core {core.type_name}, no fused function for {key}")
         elif core is None:
-            refused = next(
-                (event for event in flow.of_kind("raise") if "fused_func" in "".join(g.text for g in event.guards)), None
-            )
-            line = refused.line if refused else constructor.line
             text = f"NotImplementedError: runner {backend.value} needs a fused function for a2a {query.a2a}, none is registered"
-            walk.refusal = Refusal(
-                text + (", unless an extension brings a runner core" if extension else ""), constructor.file, line
-            )
-            walk.hop(constructor.file, line, "MoeRunner.__init__ finds neither a runner core nor a fused function")
+            self._refuse(walk, flow, line, text, extension)
+
+    def _refuse(self, walk: Walk, flow: Flow, line: int, text: str, extension: bool) -> None:
+        unless = ", unless an extension brings a runner core" if extension else ""
+        walk.refusal = Refusal(text + unless, flow.definition.file, line)
+        walk.hop(flow.definition.file, line, f"{flow.definition.scope} raises")
 
     def _imports_of(self, flow: Flow) -> list[str]:
         return [event.dotted for event in flow.of_kind("import")]
@@ -191,6 +201,12 @@ class MoeTracer:
         ran = next((node for node in calls if ast.unparse(node.func).endswith("wrapper.run")), None)
         if made is not None and ran is not None:
             walk.kernels[:] = [KernelCall(f"{made}.run", function.file, ran.lineno)]
+
+
+def _main_path_raise(flow: Flow) -> Event | None:
+    """A raise of the built-in chain: what stands before it is only what an extension or another raise would have taken."""
+    own = (event for event in flow.of_kind("raise") if event.guards and not any(guard.holds for guard in event.guards))
+    return next(own, None)
 
 
 def _core(flow: Flow) -> tuple[Any, bool]:

@@ -98,10 +98,28 @@ def refusal(reading: Reading, rows: list[Rule], op: Operation, backend: str, que
         if not rule.applies(query) or not _can_refuse(rule.definition):
             continue
         raised = Walker(reading, scenario, Walk()).certain(reading.flow(rule.definition, scenario))
-        if raised is not None:
+        if raised is not None and _surely_called(reading, rule.definition, scenario):
             why = f"argument rule {rule.definition.scope} refuses {FLAGS[op]} {backend}"
             return raised, Hop(raised.file, raised.line, why)
     return None
+
+
+def _surely_called(reading: Reading, definition: Definition, scenario: Scenario, depth: int = 3) -> bool:
+    """Whether some chain of callers reaches the rule whatever is not decided.
+
+    A function that nobody calls by name is an entry, or registered somewhere, and taken as run.
+    """
+    called = False
+    for module in reading.index.modules(f"{definition.name}(".encode()):
+        for caller in module.functions():
+            if caller.name == definition.name or not _calls(caller, definition.name):
+                continue
+            called = True
+            events = reading.flow(caller, scenario).of_kind("call")
+            certain = any(event.dotted.rsplit(".", 1)[-1] == definition.name and not event.guards for event in events)
+            if certain and (depth == 0 or _surely_called(reading, caller, scenario, depth - 1)):
+                return True
+    return not called
 
 
 def open_checks(reading: Reading, rows: list[Rule], op: Operation, backend: str, query: Query) -> list[Gate]:
@@ -112,9 +130,11 @@ def open_checks(reading: Reading, rows: list[Rule], op: Operation, backend: str,
         if not rule.applies(query) or not _can_refuse(rule.definition) or not _names(rule.definition, backend):
             continue
         common = {(event.kind, event.line) for event in reading.flow(rule.definition, unnamed).events}
+        surely = _surely_called(reading, rule.definition, scenario)
         for event in reading.flow(rule.definition, scenario).of_kind("assert", "raise"):
             if (event.kind, event.line) not in common:
-                found.append(Gate(f"depends on {said(event, event.guards)}", "depends", rule.definition.file, event.line))
+                asked = "" if surely else f"{rule.definition.name} being called: "
+                found.append(Gate(f"depends on {asked}{said(event, event.guards)}", "depends", rule.definition.file, event.line))
     return found
 
 

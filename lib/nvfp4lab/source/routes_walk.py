@@ -195,7 +195,8 @@ class Walker:
 
 def said(event: Event, held: tuple[Guard, ...]) -> str:
     """A check in words: what an assert requires or a raise raises, and under which open conditions."""
-    text = f"requires {_short(event.node.test)}" if event.kind == "assert" else event.dotted
+    raised = event.dotted if held else _raised(event)
+    text = f"requires {_short(event.node.test)}" if event.kind == "assert" else raised
     return f"{text} when {_and(held)}" if held else text
 
 
