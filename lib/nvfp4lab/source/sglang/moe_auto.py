@@ -32,12 +32,13 @@ class _Try:
 
 
 def read(reading: Reading) -> Iterator[Fact]:
-    for subject in ("moe_runner", "fp4_gemm"):
-        field = ENUMS[subject][1]
+    fields = [(subject, ENUMS[subject][1], "auto") for subject in ("moe_runner", "fp4_gemm")]
+    # the draft model's runner: not given means that a rule decides
+    fields.append(("speculative_moe_runner", "speculative_moe_runner_backend", None))
+    for subject, field, unresolved in fields:
         for definition in rules.functions(reading, field):
-            if definition.name.startswith("initialize_"):
-                continue
-            yield from _rule(reading, rules.sliced(definition, field), subject, field)
+            if not definition.name.startswith("initialize_"):
+                yield from _rule(reading, rules.sliced(definition, field), subject, field, unresolved)
     yield from _storage(reading)
 
 
@@ -57,15 +58,15 @@ def _storage(reading: Reading) -> Iterator[Fact]:
                     yield reading.fact("moe_runner", "initialised_from", module.dotted, at, scope=caller.scope)
 
 
-def _rule(reading: Reading, definition: Definition, subject: str, field: str) -> Iterator[Fact]:
-    first = reading.flow(definition, Scenario.of(None, **{field: "auto"}))
+def _rule(reading: Reading, definition: Definition, subject: str, field: str, unresolved: str | None) -> Iterator[Fact]:
+    first = reading.flow(definition, Scenario.of(None, **{field: unresolved}))
     if not any(_written(event, field) is not None for event in first.events):
         return
     reached: dict[tuple[str, Spot, str], list[_Try]] = defaultdict(list)
     events: dict[tuple[str, Spot, str], Event] = {}
     tries = _tries(reading, definition)
     for attempt in tries:
-        flags = {field: "auto", "moe_a2a_backend": attempt.a2a, "quantization": attempt.quantization}
+        flags = {field: unresolved, "moe_a2a_backend": attempt.a2a, "quantization": attempt.quantization}
         flow = reading.flow(definition, Scenario.of(attempt.cc, **flags))
         for event in flow.events:
             if (value := _written(event, field)) in (None, "auto"):
