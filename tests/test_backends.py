@@ -130,6 +130,12 @@ def test_a_line_that_is_no_case_is_an_error_for_people(line):
         Case.from_json(line)
 
 
+def test_a_probe_that_cannot_serve_there_says_nothing_about_the_kernel():
+    for shape, words in ((MoeShape(4, 16384, 16, 1, 1), "do not fit into fp32"), (MoeShape(4, 40, 64, 4, 2), "multiples of 16")):
+        result = run_case(Case("torch.reference_moe", "exact_moe", shape))
+        assert result.verdict is Verdict.NOT_RUN and words in result.reason
+
+
 def test_probe_and_backend_must_be_for_the_shape():
     with pytest.raises(LabError, match="shape for moe"):
         run_case(Case("torch.reference_gemm", "exact_t24", MOE))

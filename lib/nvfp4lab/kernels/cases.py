@@ -17,7 +17,7 @@ from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, probes, variants
 from nvfp4lab.kernels.backends.base import Backend, refusal
 from nvfp4lab.kernels.gates import GateResult
-from nvfp4lab.kernels.operands import Problem
+from nvfp4lab.kernels.operands import Problem, ProbeError
 from nvfp4lab.kernels.probes import Experiment, Form
 from nvfp4lab.kernels.shapes import SHAPES, Shape
 from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
@@ -118,6 +118,8 @@ def run_case(case: Case) -> CaseResult:
         return CaseResult(Verdict.NOT_RUN, why)
     try:
         return _judged(case, backend)
+    except ProbeError as error:  # says nothing about the kernel
+        return CaseResult(Verdict.NOT_RUN, str(error))
     except torch.OutOfMemoryError as error:
         return CaseResult(Verdict.OOM, " ".join(str(error).split())[:300])
     except Exception as error:

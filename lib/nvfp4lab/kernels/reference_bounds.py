@@ -72,6 +72,7 @@ def moe_value(problem: MoeProblem, lossless: bool = False) -> torch.Tensor:
         hidden = hidden_of_expert(problem, local, token)
         if lossless:
             hidden = _snapped(hidden, problem)
+            _require_exact_sums(problem, local, token)
         elif isinstance(problem.activations, Fp4Operand):
             hidden = requantise(hidden, problem.intermediate_scale).value()
         answer = hidden @ problem.down.expert(local).value().T
@@ -96,6 +97,23 @@ def _snapped(hidden: torch.Tensor, problem: MoeProblem) -> torch.Tensor:
     if not torch.equal(snapped.bfloat16().double(), snapped):
         raise ProbeError("exact MoE probe: the intermediate is not exact in bf16")
     return snapped
+
+
+def _require_exact_sums(problem: MoeProblem, local: int, tokens: torch.Tensor) -> None:
+    """ProbeError unless every partial sum of the first GEMM is exact in fp32: magnitudes add up to at most 2^24 steps."""
+    rows = activation_rows(problem.activations, tokens)
+    values, step = rows.unscaled(torch.float64).abs(), _row_step(rows)
+    for part in (problem.gate, problem.up):
+        weights = part.expert(local)
+        steps = (values / step) @ (weights.unscaled(torch.float64).abs() / _row_step(weights)).T
+        if steps.max().item() > 2**24:
+            raise ProbeError(f"exact MoE probe: sums over {values.shape[1]} hidden values do not fit into fp32")
+
+
+def _row_step(operand: Fp4Operand) -> torch.Tensor:
+    """Largest power of two of which every value of a row is a multiple, [rows, 1] float64, without the global scale."""
+    units = (operand.block_scale.double() * 2**9).long()  # 2^-9 is the smallest E4M3 number
+    return 0.5 * (units & -units).amin(1, keepdim=True).double() / 2**9
 
 
 SILU_SLOPE = 1.1  # |silu'| <= 1.0998 everywhere
