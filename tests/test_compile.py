@@ -6,6 +6,7 @@ import stat
 import struct
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,46 @@ def test_a_module_or_package_that_is_not_there_is_told(tmp_path):
     [job], _ = compile_evidence.plan(["flashinfer.nvfp4_quantize"], ["120a"], {"flashinfer": str(tmp_path)})
     assert (job.verdict, job.unit) == (Verdict.NOT_RUN, None)
     assert "holds no CUDA sources" in job.reason
+
+
+def test_flashinfer_is_the_one_that_sglang_pins_and_its_absence_stops_no_other_package(tmp_path, monkeypatch):
+    names = ["flashinfer.nvfp4_quantize", "lab.mma_bf16"]
+    versions = {"sglang": "0.5.23", "flashinfer": None}
+    monkeypatch.setattr(compile_sources, "pinned_flashinfer", lambda sglang: str(flashinfer_tree(tmp_path / sglang)))
+    jobs, sources = compile_evidence.plan(names, ["120a"], versions)
+    assert sources["flashinfer"].root == tmp_path / "0.5.23"
+    assert [job.reason for job in jobs] == ["", ""]
+
+    def offline(sglang):
+        raise LabError("sglang 0.5.23: no network")
+
+    monkeypatch.setattr(compile_sources, "pinned_flashinfer", offline)
+    jobs, _ = compile_evidence.plan(names, ["120a"], versions)
+    assert [job.reason for job in jobs] == ["sglang 0.5.23: no network", ""]
+
+
+def test_the_pin_is_read_from_sglangs_metadata(tmp_path):
+    wheel = tmp_path / "sglang-0.5.23-py3-none-any.whl"
+    for requirement, pin in (("flashinfer_python[cu13]==0.7.2", "0.7.2"), ("flashinfer-python (==0.6.15.post1)", "0.6.15.post1")):
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("sglang/srt/__init__.py", "")
+            archive.writestr("sglang-0.5.23.dist-info/METADATA", f"Version: 0.5.23\nRequires-Dist: {requirement}\n")
+        assert compile_sources.pinned_flashinfer(str(wheel)) == pin
+
+
+def test_a_wheel_is_unpacked_once_and_only_what_a_build_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("NVFP4LAB_CACHE", str(tmp_path / "cache"))
+    wheel = tmp_path / "flashinfer_python-0.7.2-py3-none-any.whl"
+    wanted, other = "flashinfer/data/include/flashinfer/a.cuh", "flashinfer/artifacts/huge.bin"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(wanted, "// a")
+        archive.writestr(other, "x")
+        archive.writestr("flashinfer_python-0.7.2.dist-info/RECORD", f"{wanted},sha256=aa,4\n{other},sha256=bb,1\n")
+    sources = compile_sources.locate("flashinfer", str(wheel))
+    assert (sources.version, (sources.root / wanted).read_text(), (sources.root / other).exists()) == ("0.7.2", "// a", False)
+    (sources.root / wanted).write_text("// kept")
+    assert compile_sources.locate("flashinfer", str(wheel)) == sources
+    assert (sources.root / wanted).read_text() == "// kept"
 
 
 def test_sources_of_a_checkout_have_a_digest_of_their_own(tmp_path):

@@ -60,17 +60,19 @@ def compute_capability(arch: str) -> str:
 
 
 def plan(
-    names: Sequence[str], archs: Sequence[str], versions: Mapping[str, str], all_units: bool = False
+    names: Sequence[str], archs: Sequence[str], versions: Mapping[str, str | None], all_units: bool = False
 ) -> tuple[list[Job], dict[str, compile_sources.Sources]]:
     """Jobs for the modules named (none: the quick ones), and the sources they need.
 
-    versions: package name -> what `compile_sources.locate` takes. A package that cannot be had gives jobs that say so.
+    versions: package name -> what `compile_sources.locate` takes; flashinfer None: what that SGLang pins. A package that
+    cannot be had gives jobs that say so.
     """
     modules = [compile_modules.find(name) for name in names or compile_modules.QUICK]
     sources, missing = {}, {}
     for package in sorted({module.package for module in modules} - {"lab"}):
         try:
-            sources[package] = compile_sources.locate(package, versions[package])
+            version = versions[package] or compile_sources.pinned_flashinfer(versions["sglang"])
+            sources[package] = compile_sources.locate(package, version)
         except LabError as error:
             missing[package] = str(error)
     jobs = [job for module in modules for arch in archs for job in _jobs(module, arch, sources, missing, all_units)]
@@ -79,15 +81,12 @@ def plan(
 
 def prepare(p: Params) -> tuple[list[Job], Builder | None]:
     """Jobs and builder for a run's parameters; no builder where there is no toolchain."""
-    flashinfer = p.flashinfer
-    if flashinfer is None and any(not name.startswith(("lab.", "sglang.")) for name in p.compile_modules or compile_modules.QUICK):
-        flashinfer = compile_sources.pinned_flashinfer(p.sglang)
-    versions = {"sglang": p.sglang, "flashinfer": flashinfer}
-    limits = Limits(p.compile_timeout_s, int(p.compile_memory_gib * 2**30))
     if reason := no_toolchain():
         modules = [compile_modules.find(name) for name in p.compile_modules or compile_modules.QUICK]
         return [Job(module, None, arch, reason) for module in modules for arch in p.compile_archs], None
+    versions = {"sglang": p.sglang, "flashinfer": p.flashinfer}
     jobs, sources = plan(p.compile_modules, p.compile_archs, versions, p.compile_all_units)
+    limits = Limits(p.compile_timeout_s, int(p.compile_memory_gib * 2**30))
     return jobs, Builder(compile_toolchain.find(), sources, limits)
 
 
