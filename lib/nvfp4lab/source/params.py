@@ -29,3 +29,4 @@ class SourceParams(pydantic.BaseModel):
     ep: int = pydantic.Field(1, ge=1, le=1024, description="expert parallel size")
     gated: bool = pydantic.Field(True, description="experts are gated (SwiGLU)")
     flag_given: bool = pydantic.Field(False, description="whether --quantization is on the command line")
+    witness: bool = pydantic.Field(False, description="also ask the objects of the SGLang installed here (half a minute)")

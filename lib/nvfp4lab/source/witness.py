@@ -99,7 +99,7 @@ def _run(request: Mapping[str, Any]) -> subprocess.CompletedProcess:
 def compare(routes: Iterable[Route], answers: Mapping[str, Any]) -> list[Comparison]:
     """Readings beside answers. Of several routes of `auto`, the last counts: the one that no model's rule changes.
 
-    A reading agrees with a refusal when it raises, at the same file and line. It agrees with going on when it does not
+    A reading agrees with a refusal when it raises at the same file and line. It agrees with going on when it does not
     raise inside SGLang and names the runner and the fused function that were built.
     """
     last = {route.backend: route for route in routes if route.op == "moe"}
@@ -129,8 +129,10 @@ def _is_at(route: Route, refused: Mapping[str, Any]) -> bool | None:
     )  # a traceback names the message's line, a reading the statement's first
     if _raises_in_sglang(route) and any(hop.file == refused["file"] and hop.line in lines for hop in route.hops[-1:]):
         return True
+    if _raises_in_sglang(route):
+        return None  # both refuse, each at the first check that it came to
     open_checks = [gate for gate in route.gates if gate.state == "depends" and gate.file == refused["file"] and gate.line in lines]
-    return None if open_checks and not route.raises else False
+    return None if open_checks else False
 
 
 def _raises_in_sglang(route: Route) -> bool:
@@ -142,6 +144,19 @@ def _read(route: Route) -> str:
         return f"goes on to {route.final_call}"
     last = route.hops[-1]
     return f"{route.expected} ({last.file}:{last.line})"
+
+
+def report(router: Router, query: Query, routes: Iterable[Route], wanted: bool) -> str:
+    """The comparison as Markdown, or why there is none."""
+    if not wanted:
+        return "The witness was not asked; `witness = True` asks the installed SGLang (half a minute)."
+    routes = [route for route in routes if route.op == "moe"]
+    members = router.reading.vocabulary.enums["moe_runner"].members.values()
+    backends = dict.fromkeys(route.backend for route in routes if route.backend in members)
+    try:
+        return markdown(compare(routes, ask(router, query, backends)))
+    except LabError as error:
+        return f"The witness could not be asked: {error}"
 
 
 def markdown(rows: Iterable[Comparison]) -> str:

@@ -78,7 +78,7 @@ def ask_moe(request: dict[str, Any], backend: str) -> dict[str, Any]:
     config_class, method_class = (_class(request[name]) for name in ("config_class", "method_class"))
     algorithm = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
     method = method_class(config_class.from_config({"quantization": algorithm}))
-    layer = unittest.mock.MagicMock(_mega_moe_nvfp4=False, _cutedsl_scales=(1, 2, 3))
+    layer = unittest.mock.MagicMock(_mega_moe_nvfp4=False, _cutedsl_scales=(1, 2, 3), _cutlass_swiglu_params=(None, None, None))
     sizes = {"num_experts": 8, "num_local_experts": 8, "hidden_size": 256, "intermediate_size_per_partition": 256, "top_k": 2}
     method.create_moe_runner(layer, MoeRunnerConfig(activation="silu", is_gated=request["gated"], **sizes))
     runner = getattr(method, "runner", None)
