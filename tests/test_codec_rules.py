@@ -113,6 +113,14 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     assert torch.equal(codec.dequantize(whole), codec.dequantize(pieces))
 
 
+def test_parameters_are_quantised_without_a_graph():
+    weight = torch.nn.Parameter(torch.randn(300, 256))
+    tensor = codec.quantize(weight)
+    assert not tensor.global_scale.requires_grad
+    assert not codec.dequantize(tensor).requires_grad
+    assert torch.equal(tensor.codes, codec.quantize(weight.detach()).codes)
+
+
 def test_one_global_scale_per_expert_equals_one_tensor_each():
     x = torch.randn(3, 8, 32, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     g = torch.tensor([0.001, 0.01, 0.002])

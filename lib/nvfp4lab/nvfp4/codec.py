@@ -5,11 +5,13 @@
 
 Plain torch, the same code on CPU and GPU. Two look-up tables carry it: 65,536 bytes from the upper half of a scaled
 fp32 value to its E2M1 code, and 65,536 pairs from (block scale, byte of two codes) to the two values. Work goes in
-chunks that stay in cache, so the memory beyond input and output is a few MiB.
+chunks that stay in cache, so the memory beyond input and output is a few MiB. Nothing here is differentiable.
 """
 
+import collections
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -41,9 +43,10 @@ from nvfp4lab.nvfp4.tensor import (
 
 __all__ = ["NVFP4Tensor", "dequantize", "e2m1_values", "global_scale_of", "pack", "quantize", "round_to_codes", "unpack"]
 
-# 8 MiB of fp32. On an idle machine 2^15 blocks are 20 % faster (they stay in cache), but on a busy one every operation
-# of every chunk waits for the slowest thread, and 2^15 blocks were 4 times slower than 2^17.
-_CPU_CHUNK_BLOCKS = 1 << 17
+# Just below 32,768 elements, from which on torch splits an operation over OpenMP threads. Every one of those splits
+# waits for its slowest thread: on a busy 2-core machine whole-tensor operations had medians of 1 to 5 s where these
+# small ones, spread over threads by chunk, took 0.26 s (bf16 4096 x 4096); on an idle one they also stay in cache.
+_CPU_CHUNK_BLOCKS = (1 << 15) // BLOCK_SIZE - 1
 _GPU_CHUNK_BLOCKS = 1 << 22
 _FP32_MIN_NORMAL = torch.finfo(torch.float32).tiny
 
@@ -78,10 +81,7 @@ def quantize(
     codes = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=torch.uint8, device=x.device)
     block_scale = torch.empty((*x.shape[:-1], x.shape[-1] // BLOCK_SIZE), dtype=torch.float8_e4m3fn, device=x.device)
     for index, part in _slices(g):
-        blocks, code_bytes = x[part].view(-1, BLOCK_SIZE), codes[part].view(-1, BLOCK_SIZE // 2)
-        scales = block_scale[part].view(-1)
-        for chunk in _chunks(blocks):
-            code_bytes[chunk], scales[chunk] = _quantize_blocks(blocks[chunk], g.view(-1)[index], e.view(-1)[index], convention)
+        _quantize_slice(x[part], g.view(-1)[index], e.view(-1)[index], convention, codes[part], block_scale[part])
     return NVFP4Tensor(codes, block_scale, g)
 
 
@@ -95,15 +95,8 @@ def dequantize(t: NVFP4Tensor, dtype: torch.dtype = torch.bfloat16, *, conventio
     if dtype not in FLOAT_DTYPES:
         raise LabError(f"dtype: {dtype}, needs {' or '.join(map(str, FLOAT_DTYPES))}")
     out = torch.empty(t.shape, dtype=dtype, device=t.codes.device)
-    pair_dtype = torch.int64 if dtype is torch.float32 else torch.int32  # one gather fetches two neighbours
     for index, part in _slices(t.global_scale):
-        table = _value_pairs(t.global_scale.view(-1)[index], dtype, convention).view(pair_dtype)
-        code_bytes = t.codes[part].view(-1, BLOCK_SIZE // 2)
-        scale_bytes = t.block_scale[part].view(torch.uint8).view(-1, 1)
-        pairs = out[part].view(-1, BLOCK_SIZE).view(pair_dtype)
-        for chunk in _chunks(code_bytes):
-            row = scale_bytes[chunk].to(torch.int32).bitwise_left_shift_(8)
-            torch.index_select(table, 0, (row | code_bytes[chunk]).view(-1), out=pairs[chunk].view(-1))
+        _dequantize_slice(t.codes[part], t.block_scale[part], t.global_scale.view(-1)[index], convention, out[part])
     return out
 
 
@@ -146,6 +139,31 @@ def _value_pairs(g: torch.Tensor, dtype: torch.dtype, convention: Convention) ->
     return (scale.view(-1, 1, 1) * pair).to(dtype).view(-1)
 
 
+def _quantize_slice(x, g, e, convention: Convention, codes: torch.Tensor, block_scale: torch.Tensor) -> None:
+    """Fill `codes` and `block_scale` from x, all of one global scale."""
+    blocks, code_bytes, scales = x.view(-1, BLOCK_SIZE), codes.view(-1, BLOCK_SIZE // 2), block_scale.view(-1)
+
+    def work(chunk: slice) -> None:
+        code_bytes[chunk], scales[chunk] = _quantize_blocks(blocks[chunk], g, e, convention)
+
+    _for_chunks(work, blocks)
+
+
+def _dequantize_slice(codes, block_scale, g, convention: Convention, out: torch.Tensor) -> None:
+    """Fill `out` from codes and block scales, all of one global scale."""
+    pair_dtype = torch.int64 if out.dtype is torch.float32 else torch.int32  # one gather fetches two neighbours
+    table = _value_pairs(g, out.dtype, convention).view(pair_dtype)
+    code_bytes, scale_bytes = codes.view(-1, BLOCK_SIZE // 2), block_scale.view(torch.uint8).view(-1, 1)
+    pairs = out.view(-1, BLOCK_SIZE).view(pair_dtype)
+
+    def work(chunk: slice) -> None:
+        row = scale_bytes[chunk].to(torch.int32).bitwise_left_shift_(8)
+        torch.index_select(table, 0, (row | code_bytes[chunk]).view(-1), out=pairs[chunk].view(-1))
+
+    _for_chunks(work, code_bytes)
+
+
+@torch.no_grad()  # here, because worker threads do not inherit it
 def _quantize_blocks(
     x: torch.Tensor, g: torch.Tensor, e: torch.Tensor, convention: Convention
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,6 +220,7 @@ def _flushed(x: torch.Tensor, convention: Convention) -> torch.Tensor:
     return torch.where(x.abs() < _FP32_MIN_NORMAL, x * 0.0, x) if convention.flush_subnormals else x
 
 
+@torch.no_grad()
 def _default_scales(x: torch.Tensor, convention: Convention) -> tuple[torch.Tensor, torch.Tensor]:
     """(g, E) of x, both 0-dim float32."""
     require_dtype("x", x, FLOAT_DTYPES)
@@ -244,6 +263,15 @@ def _slices(global_scale: torch.Tensor) -> Iterator[tuple[int, int | slice]]:
     return enumerate(range(global_scale.numel()) if global_scale.ndim else (slice(None),))
 
 
-def _chunks(blocks: torch.Tensor) -> Iterator[slice]:
-    step = _CPU_CHUNK_BLOCKS if blocks.device.type == "cpu" else _GPU_CHUNK_BLOCKS
-    return (slice(start, start + step) for start in range(0, blocks.shape[0], step))
+def _for_chunks(work: Callable[[slice], None], blocks: torch.Tensor) -> None:
+    """Call `work` on slices that cover the rows of `blocks`; on a CPU by as many threads as torch may use."""
+    on_cpu = blocks.device.type == "cpu"
+    step = _CPU_CHUNK_BLOCKS if on_cpu else _GPU_CHUNK_BLOCKS
+    chunks = [slice(start, start + step) for start in range(0, blocks.shape[0], step)]
+    threads = min(torch.get_num_threads(), len(chunks)) if on_cpu else 1
+    if threads <= 1:
+        for chunk in chunks:
+            work(chunk)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        collections.deque(pool.map(work, chunks), maxlen=0)  # raises what a worker raised
