@@ -128,6 +128,14 @@ def test_a_matrix_goes_on_where_it_stopped(tmp_path, fakes, matrix_of):
     assert fakes == ["a", "b", "a"], "other questions need another start"
 
 
+def test_an_arm_that_was_not_run_is_tried_again(tmp_path, fakes, matrix_of, monkeypatch):
+    arms = [{"name": "refused", "model": "healthy"}]
+    p = params.check({"run_dir": str(tmp_path), "profile_decode": False, "arms": arms}, "test")
+    assert matrix_of(p).evidence[0].verdict is Verdict.NOT_RUN
+    monkeypatch.setattr(arms_plan, "of_params", lambda p: arms_plan.plan(p.arms, 0))
+    assert matrix_of(p).evidence[0].verdict is Verdict.OK and fakes == ["refused"]
+
+
 def test_tables_have_a_column_for_each_started_arm(tmp_path, fakes, matrix_of):
     p = params.check({"run_dir": str(tmp_path), "profile_decode": False, "arms": [{"name": "a", "model": "healthy"}]}, "test")
     made = matrix_of(p)

@@ -14,6 +14,7 @@ def record(name: str, verdict: Verdict, reason: str = "", kind=None, timeline=()
     return Evidence("server", f"arm:{name}", stack.here(), stack.capture(), verdict, "repro", reason, kind, details=details)
 
 
+LIFE = [("importing", 0.0), ("loading", 30.0), ("warming", 36.0), ("ready", 40.0), ("stopped", 55.0)]
 ROWS = [
     record(
         "good", Verdict.OK, timeline=[("importing", 0.0), ("loading", 30.0), ("warming", 36.0), ("ready", 40.0), ("stopped", 55.0)]
