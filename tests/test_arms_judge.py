@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import requests
 from nvfp4lab import params
+from nvfp4lab.errors import LabError
 from nvfp4lab.records import Ledger, Number, Verdict, WrongKind
 from nvfp4lab.server import arms_ask, arms_judge, arms_plan, arms_resume, arms_run, arms_scores
 from nvfp4lab.server.arms import Arm
@@ -60,6 +61,15 @@ def test_a_wrong_answer_is_wrong_and_a_void_one_is_no_result(tmp_path, fakes):
 
 def broken(server):
     raise requests.ConnectionError("connection reset")
+
+
+@pytest.mark.parametrize("error", [LabError("HTTP 500"), KeyError("meta_info"), ValueError("no JSON")])
+def test_an_answer_that_is_none_is_wrong_and_does_not_stop_the_matrix(tmp_path, fakes, error):
+    def ask(server):
+        raise error
+
+    evidence = judge("healthy", tmp_path, ask).evidence
+    assert (evidence.verdict, evidence.kind) == (Verdict.WRONG, WrongKind.GARBAGE) and type(error).__name__ in evidence.reason
 
 
 def test_a_server_that_dies_while_it_is_asked_is_a_crash_whatever_was_answered(tmp_path, fakes):

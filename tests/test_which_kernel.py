@@ -36,6 +36,7 @@ def test_agreement(route, log, trace, ok, why):
 TRACED = [
     ("void marlin::Marlin<__nv_bfloat16, 562949953487106l, 128, 1, 8, 8, 4, 2, false>(int4 const*)", "fp4_gemm", MARLIN),
     ("void device::marlin_moe_wna16::Marlin<__nv_bfloat16, 1l, 128, 1, 8, 8>(int4 const*)", "moe", MARLIN),
+    ("void device::marlin_moe::Marlin<__nv_bfloat16, 1l, 128, 1, 8, 8>(int4 const*)", "moe", MARLIN),
     ("void cutlass::device_kernel<flashinfer::gemm::DeviceGemmFp4GemmSm120<cutlass::nv_float4_t>>", "fp4_gemm", CUTLASS),
     ("void cutlass::device_kernel<GemmUniversal<cutlass::gemm::GroupProblemShape<float_e2m1_t>>>", "moe", CUTLASS),
     ("bmm_E2m1_E2m1E2m1_Fp32_t128x8x512u2_s6_et128x8_m128x8x64_cga1x1x1_16dp256b_TN_sm100f", "moe", TRTLLM),
@@ -55,7 +56,14 @@ def test_a_kernel_name_tells_operation_and_family(name, operation, family):
 
 
 @pytest.mark.parametrize(
-    "name", ["void rms_norm_kernel<bf16>", "gptq_marlin_repack_kernel", "nvfp4_quantize", "_fwd_kernel", "aten::copy_"]
+    "name",
+    [
+        "void rms_norm_kernel<bf16>",
+        "void device::marlin::gptq_marlin_repack_kernel<4>",
+        "nvfp4_quantize",
+        "_fwd_kernel",
+        "aten::copy_",
+    ],
 )
 def test_other_kernels_say_nothing(name):
     assert not any(which_kernel.of_trace([name], operation) for operation in ("fp4_gemm", "moe", PLAIN))

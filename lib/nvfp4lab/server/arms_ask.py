@@ -1,7 +1,7 @@
 """The questions of the server matrix, and what was answered, kept for the pictures.
 
-With a yardstick for every arm the full comparison with the reference model is asked (`quality`); else canaries and fixed
-texts (`arms_scores`), whose scores are compared with the first arm's.
+With a yardstick the full comparison with the reference model is asked (`quality`); where no arm has one, canaries and
+fixed texts (`arms_scores`), whose scores are compared with the first arm's.
 """
 
 import dataclasses
@@ -17,18 +17,21 @@ from nvfp4lab.server.quality_distance import is_sound, kl_nats
 
 @dataclasses.dataclass
 class AgainstReference:
-    """Asks every arm the prompts of its yardstick. told: what each arm said, JSON-able.
+    """Asks every arm the prompts of its yardstick; one that has none gets canaries only. told: what each said, JSON-able.
 
-    concurrency: at which everything is asked once more.
+    concurrency: at which everything is asked once more. tokens: of each canary.
     """
 
     yardsticks: Mapping[str, Yardstick]
     concurrency: int
+    tokens: int
     reference: str = "reference"
     told: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, server: Server) -> Finding:
-        stick = self.yardsticks[server.name]
+        stick = self.yardsticks.get(server.name)
+        if stick is None:
+            return arms_scores.interview(server.url, self.tokens).finding()
         given = quality.ask(server.url, stick.reference, self.concurrency)
         pairs = list(zip(stick.reference.items, given, strict=True))
         scored = [rows for item, answer in pairs for rows in zip(item.rows, answer.scored, strict=True)]

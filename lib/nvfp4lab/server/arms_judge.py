@@ -74,7 +74,7 @@ def _questioned(server: Server, ask: Callable[[Server], Finding]) -> tuple[Findi
     """(what the questions found, how the server was lost meanwhile). A broken connection counts only with a lost server."""
     try:
         return ask(server), server.lost()
-    except (OSError, ValueError) as error:  # requests' errors are OSErrors, a reply that is no JSON is a ValueError
+    except (OSError, ValueError, KeyError, LabError) as error:  # no connection, no JSON, no such field, no answer
         lost = server.lost()
         return Finding(WrongKind.GARBAGE, f"{type(error).__name__}: {error}"), lost
 
@@ -82,6 +82,8 @@ def _questioned(server: Server, ask: Callable[[Server], Finding]) -> tuple[Findi
 def _answered(arm: Arm, server: Server, finding: Finding, lost: str | None, run_dir: Path | str) -> Judged:
     numbers = (*_life_numbers(server.outcome, server.ending), *finding.numbers)
     details = {**_life_details(server.outcome), **finding.details}
+    if not server.ending.clean:
+        details["left_behind"] = dataclasses.asdict(server.ending)
     common = {"numbers": numbers, "details": details, "artefacts": _artefacts(server, run_dir)}
     if lost:
         evidence = _evidence(arm, Verdict.CRASH, f"{lost} while it was being questioned", **common)

@@ -46,8 +46,8 @@ BACKEND_SIGNS: tuple[tuple[re.Pattern[str], Family], ...] = (
 
 # Names of GPU kernels in a trace -> (operation, family). E2m1 is the element type of NVFP4.
 TRACE_SIGNS: tuple[tuple[re.Pattern[str], Operation, Family], ...] = (
-    (re.compile(r"marlin_moe|moe_wna16_marlin", re.IGNORECASE), "moe", Family.MARLIN),
-    (re.compile(r"\bmarlin(_gemm)?\b|gptq_marlin(?!_repack)|marlin::Marlin", re.IGNORECASE), "fp4_gemm", Family.MARLIN),
+    (re.compile(r"marlin_moe(_wna16)?::Marlin\b|moe_wna16_marlin_gemm"), "moe", Family.MARLIN),
+    (re.compile(r"marlin::Marlin\b|gptq_marlin_gemm"), "fp4_gemm", Family.MARLIN),
     (re.compile(r"b12x.*moe|moe.*b12x", re.IGNORECASE), "moe", Family.B12X),
     (re.compile(r"b12x", re.IGNORECASE), "fp4_gemm", Family.B12X),
     (re.compile(r"^bmm_\w*E2m1", re.IGNORECASE), "moe", Family.TRTLLM),  # trtllm-gen batches its experts
