@@ -43,6 +43,7 @@ class Index:
             if package.matters(data):
                 self._bytes[name] = data
         self._modules: dict[str, Module | None] = {}
+        self._lines: dict[str, list[str]] = {}
         self._calls: dict[int, list[ast.Call]] = {}  # by id: the modules keep their nodes alive
         self._mentions: dict[bytes, list[str]] = {}
 
@@ -62,9 +63,9 @@ class Index:
             self._mentions[first] = sorted(name for name, data in self._bytes.items() if first in data)
         return [name for name in self._mentions[first] if all(word in self._bytes[name] for word in others)]
 
-    def search(self, pattern: bytes) -> list[str]:
-        """Members in whose bytes the regular expression is found (multi-line mode)."""
-        return sorted(name for name, data in self._bytes.items() if re.search(pattern, data, re.M))
+    def search(self, pattern: bytes, *words: bytes) -> list[str]:
+        """Members that contain every word and in whose bytes the regular expression is found (multi-line mode)."""
+        return [name for name in self.mentioning(*words) if re.search(pattern, self._bytes[name], re.M)]
 
     def text(self, member: str) -> str:
         """A member's source text."""
@@ -145,9 +146,11 @@ class Index:
         return self._calls[id(node)]
 
     def place(self, member: str, line: int) -> Place:
-        """The line of a member with its text as evidence."""
-        module = self.module(member)
-        lines = module.lines if module else self.text(member).splitlines()
+        """The line of a member with its text as evidence. Needs no parsing."""
+        if member not in self._lines:
+            module = self._modules.get(member)
+            self._lines[member] = module.lines if module else self.text(member).splitlines()
+        lines = self._lines[member]
         return Place(member, line, lines[line - 1].strip() if 0 < line <= len(lines) else "")
 
 

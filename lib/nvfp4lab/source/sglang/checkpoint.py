@@ -176,6 +176,8 @@ def _lines(create: Definition, node: ast.AST) -> list[Spot]:
 def _detection(reading: Reading) -> Iterator[Fact]:
     """Where a checkpoint without config is recognised: a returned dict whose quant_method is modelopt_fp4."""
     for module in reading.index.modules(b"hf_quant_config.json", b"modelopt_fp4", b"quant_algo"):
+        if "'quant_method': 'modelopt_fp4'" not in reading.index.text(module.member).replace('"', "'"):
+            continue
         file_lines = [number for number, line in enumerate(module.lines, 1) if "hf_quant_config.json" in line and "exists" in line]
         for definition in module.functions():
             for node in ast.walk(definition.node):

@@ -35,7 +35,7 @@ def _blockers(reading: Reading) -> Iterator[Fact]:
 
     Only the `if` block is parsed: the modules are large and nothing else of them is asked.
     """
-    for member in reading.index.search(_CPU_BLOCK.encode()):
+    for member in reading.index.search(_CPU_BLOCK.encode(), b"from sgl_kernel import"):
         text = reading.index.text(member)
         for block in re.finditer(_CPU_BLOCK, text, re.M):
             first_line = text.count("\n", 0, block.start()) + 1

@@ -9,7 +9,7 @@ from nvfp4lab.source import capability
 from nvfp4lab.source.evaluate import Frame
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event, Flow
-from nvfp4lab.source.module import Definition, Import
+from nvfp4lab.source.module import Definition, Import, statements
 from nvfp4lab.source.sglang import kernel_call
 from nvfp4lab.source.sglang.kernel_call import KernelCall
 from nvfp4lab.source.sglang.methods import QuantMethod, methods_by_name
@@ -82,7 +82,7 @@ def _missing_package(reading: Reading, method: QuantMethod, kernel: KernelCall) 
     definition = kernel.hops[-1].definition
     failed = {
         target.id: handler.lineno
-        for node in ast.walk(definition.module.tree)
+        for node in statements(definition.module.tree.body)
         if isinstance(node, ast.Try)
         for handler in node.handlers
         for statement in handler.body
@@ -170,7 +170,7 @@ def _activation(reading: Reading, method: QuantMethod, apply: Definition) -> Ite
 def _is_imported_on(reading: Reading, apply: Definition, target: Import, cc: capability.Capability) -> bool:
     """Whether the module-level conditions around an import hold for a capability; an `except` branch does not count."""
     evaluator, frame = reading.evaluator(Scenario.of(cc)), Frame(None, apply.module)
-    for node in ast.walk(apply.module.tree):
+    for node in statements(apply.module.tree.body):
         if isinstance(node, ast.If):
             decided = evaluator.truth(node.test, frame) if _holds_line([*node.body, *node.orelse], target.line) else None
             if decided is not None and not _holds_line(node.body if decided else node.orelse, target.line):

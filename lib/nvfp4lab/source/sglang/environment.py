@@ -52,7 +52,7 @@ def _path_modules(reading: Reading) -> list[Module]:
 def _declarations(reading: Reading, names: set[str]) -> dict[str, tuple[object, Spot]]:
     """Defaults where variables are declared: `NAME = EnvBool(False)` in a class body."""
     found: dict[str, tuple[object, Spot]] = {}
-    for member in reading.index.search(rb"^\s+SGLANG_\w+\s*(?::[^=\n]+)?=\s*Env\w+\("):
+    for member in reading.index.search(rb"^\s+SGLANG_\w+\s*(?::[^=\n]+)?=\s*Env\w+\(", b"= Env"):
         module = reading.index.module(member)
         for node in ast.walk(module.tree) if module else ():
             targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []

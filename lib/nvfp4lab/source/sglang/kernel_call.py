@@ -115,7 +115,9 @@ def _wrapper_class(event: Event) -> str | None:
 
 
 def wrapper_spots(event: Event) -> list[Spot]:
-    """Where the wrapper of a `.run(...)` call is made, for the chain of evidence."""
+    """Where the wrapper of a `.run(...)` call is made, for the chain of evidence; nothing for other calls."""
+    if not event.dotted.endswith(".run"):
+        return []
     attribute = event.dotted.split(".")[-2] if "." in event.dotted else event.dotted
     module: Module = event.definition.module
     return [

@@ -35,16 +35,26 @@ def read(reading: Reading) -> Iterator[Fact]:
 @per_reading
 def _topk_output(reading: Reading, backend: str) -> Event | None:
     """The assignment of `output_format` in TopK for one backend: in its forward, or where it is bound to the experts."""
-    for topk in reading.index.classes("TopK"):
-        methods = [method for method in topk.methods.values() if "output_format = TopKOutputFormat" in ast.unparse(method.node)]
-        methods.sort(key=lambda method: "runner_backend" not in ast.unparse(method.node))
-        for method in methods:
-            env = {"self": Self(topk), "runner_backend": _runner(reading, backend)}
-            flow = reading.flow(method, _scenario(reading, backend), env)
-            for event in flow.of_kind("set"):
-                if event.dotted == "output_format" and isinstance(event.value, Reference):
-                    return event
+    for topk, method in _topk_methods(reading):
+        env = {"self": Self(topk), "runner_backend": _runner(reading, backend)}
+        flow = reading.flow(method, _scenario(reading, backend), env)
+        for event in flow.of_kind("set"):
+            if event.dotted == "output_format" and isinstance(event.value, Reference):
+                return event
     return None
+
+
+@per_reading
+def _topk_methods(reading: Reading) -> list[tuple[Definition, Definition]]:
+    """Methods of TopK that choose the output format, those that look at a runner backend first."""
+    found = [
+        (topk, method, ast.unparse(method.node))
+        for topk in reading.index.classes("TopK")
+        for method in topk.methods.values()
+        if any("output_format = " in line for line in topk.module.lines[method.node.lineno : method.node.end_lineno])
+    ]
+    choosing = [row for row in found if "TopKOutputFormat" in row[2]]
+    return [(topk, method) for topk, method, _ in sorted(choosing, key=lambda row: "runner_backend" not in row[2])]
 
 
 def _runner(reading: Reading, backend: str) -> EnumValue:
@@ -167,7 +177,7 @@ def _enabling_properties(reading: Reading, layer: Definition) -> Iterator[Fact]:
 
 def _dispatchers(reading: Reading) -> Iterator[Fact]:
     """Branches of token dispatchers that look at the runner backend, such as the FP4 all-gather."""
-    members = reading.index.search(rb"^class \w*Dispatcher\w*\b")
+    members = reading.index.search(rb"^class \w*Dispatcher\w*\b", b"Dispatcher")
     words = (b"get_moe_runner_backend()", b"runner_backend.is_", b"should_use_flashinfer_cutlass_moe_fp4_allgather")
     mentioned = {member for word in words for member in reading.index.mentioning(word)}
     for module in (module for member in members if member in mentioned and (module := reading.index.module(member))):

@@ -73,6 +73,10 @@ def _is_rule(definition: Definition) -> bool:
 
 
 def names_field(definition: Definition, field: str) -> bool:
+    """Whether a function reads or writes `field`: in its text first, for most functions do not even mention it."""
+    node = definition.node
+    if not any(field in line for line in definition.module.lines[node.lineno - 1 : node.end_lineno]):
+        return False
     return any(
         (isinstance(node, ast.Attribute) and node.attr == field)
         or (isinstance(node, ast.Constant) and node.value == field)
