@@ -153,7 +153,8 @@ def test_listing_puts_traps_first(march):
     query = Query("12.0")
     lines = routes_text.listing(march.routes(query, ("moe",)), query, march.names).splitlines()
     assert lines[0].startswith("sglang 0.5.9, flashinfer 0.6.5, compute capability 12.0")
-    assert lines[2].startswith("TRAP  --moe-runner-backend auto is left unresolved")
+    assert lines[2].startswith("TRAP  --moe-runner-backend auto: is left unresolved")
+    assert any(line.startswith("TRAP  --moe-runner-backend deep_gemm, triton, triton_kernel,") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,14 @@ def route_graph(route: Route, gates: int = 12) -> Figure:
         if index:
             axes.annotate("", (2.5, index - 0.36), (2.5, index - 0.62), arrowprops={"arrowstyle": "-|>", "color": "#444444"})
     for index, gate in enumerate(chosen):
-        _box(axes, 5.6, index, gate.text, f"{gate.state}  {_tail(gate.file)}:{gate.line}", _gate_colour(gate))
+        _box(
+            axes,
+            5.6,
+            index,
+            gate.text.removeprefix("depends on "),
+            f"{gate.state}  {_tail(gate.file)}:{gate.line}",
+            _gate_colour(gate),
+        )
     more = f"; {len(route.gates) - len(chosen)} more gates in the table" if len(route.gates) > len(chosen) else ""
     axes.set_title(
         f"{FLAGS[route.op]} {route.backend}: {textwrap.shorten(route.expected, 120, placeholder='…')}{more}", fontsize=9, loc="left"
@@ -120,7 +127,7 @@ def _box(axes, left: float, row: int, text: str, place: str, colour: str) -> Non
     axes.add_patch(
         FancyBboxPatch((left, row - 0.33), 5.1, 0.66, boxstyle="round,pad=0.02", facecolor=colour, edgecolor="#777777", lw=0.6)
     )
-    axes.text(left + 0.08, row - 0.13, textwrap.shorten(text, 92, placeholder="…"), fontsize=7.5, va="center")
+    axes.text(left + 0.08, row - 0.13, textwrap.shorten(text, 80, placeholder="…"), fontsize=7.5, va="center")
     axes.text(left + 0.08, row + 0.17, place, fontsize=6.5, va="center", color="#444444", family="monospace")
 
 

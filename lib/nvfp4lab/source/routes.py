@@ -49,6 +49,7 @@ class Router:
     def __init__(self, sglang: Package, facts: list[Fact], flashinfer: Package | None, index: Index | None = None):
         self.reading = Reading(index or Index(sglang))
         self.facts = Facts(facts)
+        self.version = sglang.version
         self.flashinfer_version = flashinfer.version if flashinfer is not None else None
         self.names = f"sglang {sglang.version}" + (f", flashinfer {flashinfer.version}" if flashinfer else "")
         self.flashinfer = Facts(flashinfer_facts.read_cached(flashinfer)) if flashinfer is not None else None

@@ -10,7 +10,7 @@ from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.module import Definition
 from nvfp4lab.source.routes_fused import Registered, registry
 from nvfp4lab.source.routes_layers import QuantClasses, bases, method, moe_layer
-from nvfp4lab.source.routes_query import Gate, Query
+from nvfp4lab.source.routes_query import Gate, Hop, Query
 from nvfp4lab.source.routes_walk import KernelCall, Refusal, Walk, Walker, said
 from nvfp4lab.source.sglang.reading import Reading
 from nvfp4lab.source.values import UNKNOWN, EnumValue, Instance, Scenario, Self
@@ -240,10 +240,11 @@ def _note_branch(walk: Walk, flow: Flow) -> None:
     if not inside:
         return
     branch = _innermost_if(name.node, inside[0])
-    if branch is None:
-        walk.hop(name.file, inside[0], f"no branch of {name.scope} names this backend: it falls through to here")
-    else:
-        walk.hop(name.file, branch.lineno, f"branch taken: if {' '.join(ast.unparse(branch.test).split())}")
+    hop = Hop(name.file, inside[0], f"no branch of {name.scope} names this backend: it falls through to here")
+    if branch is not None:
+        hop = Hop(name.file, branch.lineno, f"branch taken: if {' '.join(ast.unparse(branch.test).split())}")
+    after = (index for index, other in enumerate(walk.hops) if other.file == name.file and other.line in inside)
+    walk.hops.insert(next(after, len(walk.hops)), hop)
 
 
 def _innermost_if(function: ast.AST, line: int) -> ast.If | None:

@@ -18,9 +18,18 @@ def listing(routes: Iterable[Route], query: Query, names: str) -> str:
 
 
 def traps(routes: Iterable[Route]) -> list[str]:
-    """One line per trap, repeated ones once."""
-    found = dict.fromkeys(trap for route in routes for trap in route.traps)
-    return [f"TRAP  {trap}" for trap in found] or ["no trap found"]
+    """One line per kind of trap; values of one flag that share a trap stand in one line."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for route in routes:
+        for trap in route.traps:
+            head = f"{FLAGS[route.op]} {route.backend} "
+            kind = ("", trap) if not trap.startswith(head) else (FLAGS[route.op], trap.removeprefix(head))
+            kinds.setdefault(kind, []).append(route.backend)
+    lines = [
+        f"TRAP  {flag} {', '.join(dict.fromkeys(names))}: {said}" if flag else f"TRAP  {said}"
+        for (flag, said), names in kinds.items()
+    ]
+    return lines or ["no trap found"]
 
 
 def block(route: Route) -> list[str]:
@@ -62,10 +71,11 @@ def _cell(text: str) -> str:
 
 
 def most_telling(routes: Iterable[Route]) -> Route:
-    """The route to draw: of the MoE values that work, the one with the most hops besides `auto`; any, where none works."""
+    """The route to draw: of the MoE values that work, one with decided gates and many hops; any, where none works."""
 
     def key(route: Route) -> tuple:
-        return route.op == "moe", short(route.expected) == "works", route.backend != "auto", len(route.hops)
+        decided = any(gate.state != "depends" for gate in route.gates)
+        return route.op == "moe", short(route.expected) == "works", decided, route.backend != "auto", len(route.hops)
 
     return max(routes, key=key)
 
