@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import compile_evidence, compile_modules, compile_sass, compile_sources, compile_toolchain
 from nvfp4lab.kernels.compile import Build, Builder, Limits
@@ -40,7 +41,7 @@ SASS = """
         /*0010*/              @!P0 OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X R4, R8, R12, R4, R16, R17, URZ ;
         /*0020*/                   F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C R5, R5, R6, RZ ;
         /*a030*/             @UP1  HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
-        /*a040*/                   STG.E.128 desc[UR4][R2.64], R4 ;
+        /*1a040*/                  STG.E.128 desc[UR4][R2.64], R4 ;
         /*a050*/                   NOP;
 """
 
