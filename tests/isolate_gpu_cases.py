@@ -1,6 +1,7 @@
 """Calls that harm a GPU's context; run in isolated workers by test_isolate_gpu.py. Imports no pytest."""
 
 import torch
+
 from nvfp4lab.kernels.roofline import measure_peaks
 
 

@@ -10,8 +10,9 @@ import threading
 import time
 from pathlib import Path
 
-import isolate_cases as cases
 import pytest
+
+import isolate_cases as cases
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import isolate_proc
 from nvfp4lab.kernels.isolate import Isolator, Limits

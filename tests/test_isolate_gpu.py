@@ -1,7 +1,8 @@
 """Isolation on a real GPU: no poisoned context, hang or exhausted memory reaches the next case."""
 
-import isolate_gpu_cases as cases
 import pytest
+
+import isolate_gpu_cases as cases
 from nvfp4lab.kernels import isolate_device
 from nvfp4lab.kernels.isolate import Isolator
 from nvfp4lab.kernels.isolate_outcome import Limits

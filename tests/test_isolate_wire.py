@@ -2,6 +2,7 @@
 
 import hypothesis
 from hypothesis import strategies as st
+
 from nvfp4lab.kernels import isolate_wire
 from nvfp4lab.kernels.isolate_device import parse_xids
 

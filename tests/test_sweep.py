@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 import sweep_cases
 from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.isolate_outcome import Limits, Outcome

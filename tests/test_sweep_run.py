@@ -4,6 +4,7 @@ import shlex
 import types
 
 import pytest
+
 import sweep_cases
 from nvfp4lab.cli import main
 from nvfp4lab.errors import LabError

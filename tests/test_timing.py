@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+
 from nvfp4lab.kernels import roofline, timing, timing_events, timing_gpu
 from nvfp4lab.kernels.cases import CaseResult, OpenCase
 from nvfp4lab.kernels.roofline import Peaks
