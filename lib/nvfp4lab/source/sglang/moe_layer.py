@@ -39,6 +39,12 @@ def _topk_output(reading: Reading, backend: str) -> Event | None:
         env = {"self": Self(topk), "runner_backend": _runner(reading, backend)}
         flow = reading.flow(method, _scenario(reading, backend), env)
         for event in flow.of_kind("set"):
+            if (
+                event.dotted == "output_format"
+                and isinstance(event.node.value, ast.IfExp)
+                and not isinstance(event.value, Reference)
+            ):
+                return None  # depends on more than the backend
             if event.dotted == "output_format" and isinstance(event.value, Reference):
                 return event
     return None

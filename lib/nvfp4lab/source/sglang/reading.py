@@ -10,7 +10,7 @@ from nvfp4lab.source.evaluate import Evaluator
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.index import Index
-from nvfp4lab.source.module import Definition, Module
+from nvfp4lab.source.module import Definition
 from nvfp4lab.source.sglang.vocabulary import SglangVocabulary
 from nvfp4lab.source.values import Scenario
 
@@ -100,7 +100,3 @@ def chain(event: Event) -> list[Spot]:
         lines.append(event.node.test.lineno)
     lines += [line for guard in event.guards for line in (guard.line, getattr(guard.test, "lineno", guard.line))]
     return [(member, line) for line in dict.fromkeys([*lines, *event.decided])]
-
-
-def place_of(module: Module | Definition, node: ast.AST) -> Spot:
-    return (module.file if isinstance(module, Definition) else module.member), node.lineno
