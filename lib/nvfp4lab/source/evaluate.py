@@ -37,6 +37,7 @@ class Vocabulary(Protocol):
     def enum_method(self, class_name: str, method: str) -> Definition | None: ...
     def getter_flag(self, definition: Definition) -> tuple[str, str] | None: ...
     def capability_majors(self, predicate: str) -> tuple[int, ...] | None: ...
+    def has_package(self, distribution: str, version: str) -> bool | None: ...
 
 
 class Frame:
@@ -236,6 +237,10 @@ class Evaluator:
         name = target.dotted.rsplit(".", 1)[-1]
         if not isinstance(probed := self._probe(name), Unknown):
             return probed
+        if name == "check_pkg_version_at_least" and len(node.args) == 2:
+            wanted = [self.value(argument, frame) for argument in node.args]
+            met = self.vocabulary.has_package(*wanted) if all(isinstance(word, str) for word in wanted) else None
+            return UNKNOWN if met is None else met
         definition = self.index.resolve(target.dotted)
         if definition is None:
             return UNKNOWN

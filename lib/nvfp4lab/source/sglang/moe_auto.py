@@ -119,12 +119,13 @@ def _site(
     reached = {quantization: {(t.cc, t.a2a) for t in attempts if t.quantization == quantization} for quantization in _QUANTIZATIONS}
     if not reached["modelopt_fp4"]:
         return
+    known = [method for method in _MODELOPT if reading.index.mentioning(method.encode())]  # 0.5.9 has no modelopt_mixed
     name = "quantization" if _reads_checkpoint(definition) else "quantization_flag"
     restricted = not all(reached.values())
     forms: list[dict[str, Any]] = []
     for layout in _layouts(reached["modelopt_fp4"], tries):
         forms.append(layout | ({name: "modelopt_fp4"} if restricted else {}))
-        if restricted and all(reached[method] == reached["modelopt_fp4"] for method in _MODELOPT):
+        if restricted and len(known) > 1 and all(reached[method] == reached["modelopt_fp4"] for method in known):
             forms.append(layout)  # no ModelOpt checkpoint is treated differently
     if _is_last_resort(event):
         forms.append({"otherwise": True})

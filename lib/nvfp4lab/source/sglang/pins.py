@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.sglang.reading import Reading
+from nvfp4lab.source.sglang.requirements import PIN
 
-_PIN = r"""^(?:Requires-Dist:\s*|\s*["'])({name})(?:\[[\w,-]*\])?\s*\(?\s*==\s*([^\s"';,)]+)"""
-_FLASHINFER = re.compile(_PIN.format(name=r"flashinfer[_-]python"), re.I)
-_KERNEL = re.compile(_PIN.format(name=r"(?:sgl|sglang)[_-]kernel"), re.I)
+_FLASHINFER = re.compile(PIN.format(name=r"flashinfer[_-]python"), re.I)
+_KERNEL = re.compile(PIN.format(name=r"(?:sgl|sglang)[_-]kernel"), re.I)
 
 
 def read(reading: Reading) -> Iterator[Fact]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from nvfp4lab.source.evaluate import Evaluator
 from nvfp4lab.source.index import Index
 from nvfp4lab.source.module import Definition, Module
+from nvfp4lab.source.sglang.requirements import numbers, pinned
 from nvfp4lab.source.values import EnumValue, Scenario
 
 # subject in facts -> (enum class, ServerArgs field)
@@ -104,6 +105,11 @@ class SglangVocabulary:
     def capability_majors(self, predicate: str) -> tuple[int, ...] | None:
         found = self.predicates.get(predicate) or self.predicates.get(self._probe_names.get(predicate, ""))
         return found.majors if found else None
+
+    def has_package(self, distribution: str, version: str) -> bool | None:
+        """Whether the release that this SGLang pins is at least `version`; None when it pins none."""
+        asked = pinned(self.index.package, distribution)
+        return None if asked is None else asked >= numbers(version)
 
     def true_for(self, enum: BackendEnum, method: str) -> list[str] | None:
         """Flag values for which a predicate method is true, in member order; None when its body is not understood."""
