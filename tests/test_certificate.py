@@ -9,7 +9,7 @@ from nvfp4lab.cli import main
 from nvfp4lab.kernels import certificate, gates
 from nvfp4lab.kernels.certificate import BATTERY, FAULTS, Step, certify
 from nvfp4lab.kernels.gates import GateResult
-from nvfp4lab.kernels.reference import Order
+from nvfp4lab.kernels.reference import LEGITIMATE_ORDERS, Order
 from nvfp4lab.kernels.shapes import GemmShape
 from nvfp4lab.records import Verdict
 
@@ -27,7 +27,7 @@ def named(*names: str):
 
 def test_our_gate_is_sound(quick):
     assert quick.sound and not quick.survivors and not quick.false_alarms
-    assert quick.trials == 8 * len(certificate.FALSE_ALARM_STEPS)
+    assert quick.trials == len(LEGITIMATE_ORDERS) * len(certificate.FALSE_ALARM_STEPS) and len(LEGITIMATE_ORDERS) == 9
 
 
 def test_a_loosened_gate_is_found_out(monkeypatch):

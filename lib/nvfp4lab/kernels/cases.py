@@ -17,7 +17,7 @@ from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, probes, variants
 from nvfp4lab.kernels.backends.base import Backend, refusal
 from nvfp4lab.kernels.gates import GateResult
-from nvfp4lab.kernels.operands import Problem, ProbeError
+from nvfp4lab.kernels.operands import ProbeError, Problem
 from nvfp4lab.kernels.probes import Experiment, Form
 from nvfp4lab.kernels.shapes import SHAPES, Shape
 from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind

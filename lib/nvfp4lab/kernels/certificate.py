@@ -1,6 +1,6 @@
 """The certificate: would our gate notice a broken kernel, and does it leave sound ones alone?
 
-Every fault is injected into a sound CPU kernel and put before the whole battery; so are sound kernels with eight orders
+Every fault is injected into a sound CPU kernel and put before the whole battery; so are sound kernels with nine orders
 of addition. The published checks judge the same broken kernels on the data that their tests use (dense normal numbers).
 A gate that misses a fault it should see, or blames a sound kernel, is not used: `Certificate.sound` is what callers ask.
 """
@@ -31,7 +31,11 @@ from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
 FAULTS: tuple[Fault, ...] = GEMM_FAULTS + MOE_FAULTS
 ORDER = Order("blocked", 64)  # of the kernel that faults are injected into
 SEEDS, QUICK_SEEDS = 200, 2  # for the false-alarm count
-Progress = Callable[[Iterable, str], Iterable]
+Progress = Callable[[Iterable, str], Iterable]  # (items, what they are) -> the same items, shown as they pass
+
+
+def _silently(items: Iterable, what: str) -> Iterable:
+    return items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +180,10 @@ class Certificate:
 
 
 def certify(
-    seeds: int = 200,
+    seeds: int = SEEDS,
     faults: tuple[Fault, ...] = FAULTS,
     battery: tuple[Step, ...] = BATTERY,
-    progress: Progress = lambda items, what: items,
+    progress: Progress = _silently,
 ) -> Certificate:
     """Run it all on the CPU. seeds: for the false-alarm count; QUICK_SEEDS is the form that each kernel run repeats."""
     start = time.perf_counter()
@@ -219,7 +223,7 @@ def _verdicts(fault: Fault, experiments: dict[Step, Experiment]) -> tuple[tuple[
     return by, tuple(step.label for step in own)
 
 
-def count_false_alarms(seeds: int, progress: Progress = lambda items, what: items) -> tuple[tuple[str, ...], int]:
+def count_false_alarms(seeds: int, progress: Progress = _silently) -> tuple[tuple[str, ...], int]:
     """(sound kernels that were blamed, gate runs): every probe, every legitimate order, every seed."""
     alarms, trials = [], 0
     for seed in progress(range(seeds), "seeds"):

@@ -26,16 +26,19 @@ class Order:
 
     width: columns of a block ("blocked"), or number of parts ("split_k"); unused otherwise.
     accumulator: each partial sum is rounded to this type; inside a block of `width` the sum is fp32.
+    truncates: fp32 partial sums are cut instead of rounded, as a tensor core may do.
     """
 
     name: OrderName
     width: int = 16
     accumulator: torch.dtype = torch.float32
+    truncates: bool = False
 
     @property
     def label(self) -> str:
         width = str(self.width) if self.name in ("split_k", "blocked") else ""
-        return f"{self.name}{width}" + (
+        cut = "_truncating" if self.truncates else ""
+        return f"{self.name}{width}{cut}" + (
             "" if self.accumulator is torch.float32 else f"_{str(self.accumulator).removeprefix('torch.')}"
         )
 
@@ -46,6 +49,7 @@ LEGITIMATE_ORDERS = (
     Order("split_k", 2),
     Order("split_k", 4),
     *(Order("blocked", width) for width in (16, 32, 64, 128)),
+    Order("blocked", 32, truncates=True),
 )
 
 
@@ -56,6 +60,8 @@ def accumulate(left: torch.Tensor, right: torch.Tensor, order: Order) -> torch.T
     additions differ between orders.
     """
     left, right = left.float(), right.float()
+    if order.truncates:
+        return _truncating(a @ b.T for a, b in zip(left.split(order.width, 1), right.split(order.width, 1), strict=True))
     if order.name == "sequential":
         return _sequential([left[:, k, None] * right[:, k] for k in range(left.shape[1])], order.accumulator)
     if order.name == "pairwise":
@@ -68,6 +74,16 @@ def _sequential(terms, accumulator: torch.dtype) -> torch.Tensor:
     total = None
     for term in terms:
         total = term.to(accumulator) if total is None else (total.float() + term).to(accumulator)
+    return total.float()
+
+
+def _truncating(terms) -> torch.Tensor:
+    total = 0.0
+    for term in terms:
+        exact = total + term.double()
+        rounded = exact.float()
+        too_far = rounded.double().abs() > exact.abs()
+        total = torch.where(too_far, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded).double()
     return total.float()
 
 
