@@ -52,11 +52,23 @@ def _download(distribution: str, version: str, folder: Path, note: Path) -> Path
             if done.returncode == 0 and wheels:
                 return _keep(wheels[0], folder, note)
             said = said or done.stderr  # the newest Python has the longest list of versions
+            if _is_network(done.stderr):
+                break
         raise LabError(_explain(distribution, version, said), exit_code=3 if _is_network(said) else 1)
 
 
 def _pip_download(distribution: str, version: str, python: str, scratch: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--progress-bar=off",
+        "--retries=2",
+    ]
     command += ["--python-version", python, "--implementation", "cp", "--dest", str(scratch)]
     for platform in _PLATFORMS:
         command += ["--platform", platform]
