@@ -7,29 +7,25 @@ A gate that misses a fault it should see, or blames a sound kernel, is not used:
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterable
 
 import torch
 
 from nvfp4lab.errors import LabError
-from nvfp4lab.kernels import probes, reference
+from nvfp4lab.kernels import probes
+from nvfp4lab.kernels.certificate_published import let_through, sound_kernel
 from nvfp4lab.kernels.faults import Fault
 from nvfp4lab.kernels.faults_gemm import GEMM_FAULTS
 from nvfp4lab.kernels.faults_moe import MOE_FAULTS
 from nvfp4lab.kernels.gates import GateResult
-from nvfp4lab.kernels.operands import GemmProblem, MoeProblem, Problem
 from nvfp4lab.kernels.probes import Experiment
-from nvfp4lab.kernels.probes_realistic import plain_gemm, plain_moe
 from nvfp4lab.kernels.published import PUBLISHED, PublishedGate
-from nvfp4lab.kernels.reference import LEGITIMATE_ORDERS, Kernel, Order
-from nvfp4lab.kernels.reference_bounds import moe_value
+from nvfp4lab.kernels.reference import LEGITIMATE_ORDERS
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape, Shape
 from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
 
 FAULTS: tuple[Fault, ...] = GEMM_FAULTS + MOE_FAULTS
-ORDER = Order("blocked", 64)  # of the kernel that faults are injected into
 SEEDS, QUICK_SEEDS = 200, 2  # for the false-alarm count
 Progress = Callable[[Iterable, str], Iterable]  # (items, what they are) -> the same items, shown as they pass
 
@@ -206,11 +202,6 @@ def _one_thread():
         torch.set_num_threads(threads)
 
 
-def sound_kernel(op: str, order: Order = ORDER) -> Kernel:
-    """The CPU kernel of an operation in one order of addition."""
-    return reference.gemm_in(order) if op == "gemm" else reference.moe_in(order)
-
-
 def _verdicts(fault: Fault, experiments: dict[Step, Experiment]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(labels of the steps that do not say `ok`, of all steps). A fault with state gets a fresh kernel for each step."""
     own = {step: experiment for step, experiment in experiments.items() if probes.find(step.probe).op == fault.op}
@@ -264,39 +255,3 @@ def story(name: str) -> Story:
         if result.verdict is not Verdict.OK:
             break
     return Story(fault, step.label, result, tuple(gate for gate in PUBLISHED if passed[gate.name]))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ground:
-    """What a published test compares with: float64 on the dequantised operands, and on the originals."""
-
-    problem: Problem
-    exact: torch.Tensor
-    original: torch.Tensor
-
-
-@functools.cache
-def _ground(op: str) -> _Ground:
-    if op == "gemm":
-        problem: GemmProblem = plain_gemm(GemmShape(256, 512, 2048), seed=0)
-        left, right = problem.original
-        exact = problem.activations.value() @ problem.weights.value().T
-        return _Ground(problem, exact, (left.bfloat16() @ right.bfloat16().T).double())
-    moe_problem: MoeProblem = plain_moe(MoeShape(64, 256, 128, 8, 2), seed=0)
-    exact = moe_value(moe_problem)
-    return _Ground(moe_problem, exact, exact)
-
-
-def let_through(faults: Iterable[Fault] = FAULTS, published: tuple[PublishedGate, ...] = PUBLISHED) -> dict[str, tuple[str, ...]]:
-    """For each published check, the faults that pass it on its own kind of data."""
-    passed: dict[str, list[str]] = {gate.name: [] for gate in published}
-    for fault in faults:
-        if fault.indistinguishable:
-            continue
-        ground = _ground(fault.op)
-        out = torch.zeros(ground.problem.out_shape, dtype=ground.problem.out_dtype)
-        actual = fault.inject(sound_kernel(fault.op))(ground.problem, out)
-        for gate in published:
-            if gate.op == fault.op and gate.passes(actual, ground.exact, ground.original):
-                passed[gate.name].append(fault.name)
-    return {name: tuple(names) for name, names in passed.items()}

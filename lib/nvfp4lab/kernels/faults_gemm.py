@@ -22,6 +22,15 @@ from nvfp4lab.kernels.faults import (
     with_codes,
     with_scales,
 )
+from nvfp4lab.kernels.faults_arithmetic import (
+    all_one_ulp,
+    narrow_accumulator,
+    one_ulp,
+    round_twice,
+    rounded_by,
+    ties_away,
+    truncate_to_bf16,
+)
 from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, Problem, take_rows
 from nvfp4lab.kernels.reference import Kernel, Order
 from nvfp4lab.kernels.shapes import BLOCK
@@ -84,43 +93,6 @@ def _six_as_five(kernel: Kernel) -> Kernel:
         return out.copy_(whole - kernel(dataclasses.replace(problem, weights=ones), torch.empty_like(out)).float())
 
     return broken
-
-
-def _rounded_by(rounding: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
-    """fp32 result rounded to the output type in another way."""
-
-    def broken(problem: GemmProblem, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(rounding(reference.gemm(problem, torch.empty(problem.out_shape, device=out.device))))
-
-    return instead(broken)
-
-
-def truncate_to_bf16(x: torch.Tensor) -> torch.Tensor:
-    """fp32 cut to bf16 precision."""
-    return (x.view(torch.int32) & -65536).view(torch.float32)
-
-
-def _ties_away(x: torch.Tensor) -> torch.Tensor:
-    return truncate_to_bf16((x.view(torch.int32) + 0x8000).view(torch.float32))
-
-
-def _round_twice(x: torch.Tensor) -> torch.Tensor:
-    """First to 10 significant bits to nearest even, then to bf16: what an fp16-like intermediate does."""
-    step = torch.exp2(torch.frexp(x)[1].float() - 10)
-    return (torch.round(x / step) * step).bfloat16().float()
-
-
-def _ulp_up(out: torch.Tensor) -> torch.Tensor:
-    return (out.view(torch.int16) + 1).view(out.dtype)
-
-
-def _one_ulp(out: torch.Tensor, problem: Problem) -> None:
-    row, column = out.shape[0] // 2, out.shape[1] // 3
-    out[row, column] = _ulp_up(out[row, column : column + 1])[0]
-
-
-def _all_one_ulp(out: torch.Tensor, problem: Problem) -> None:
-    out.copy_(_ulp_up(out))
 
 
 def _swap_rows(out: torch.Tensor, problem: Problem) -> None:
@@ -207,21 +179,6 @@ def _one_bad_bucket(kernel: Kernel) -> Kernel:
     )
 
 
-def _narrow_accumulator(bits: int) -> Kernel:
-    """Each partial sum rounded to `bits` significant bits (Hopper's FP8 tensor core keeps about 14)."""
-
-    def broken(problem: GemmProblem, out: torch.Tensor) -> torch.Tensor:
-        left, left_scale = reference.split_scale(problem.activations)
-        total = torch.zeros(problem.out_shape, device=out.device)
-        for a, b in zip(left.split(32, 1), problem.weights.unscaled().split(32, 1), strict=True):
-            total = total + a @ b.T
-            step = torch.exp2(torch.frexp(total)[1].float() - bits)
-            total = torch.round(total / step) * step
-        return out.copy_(total * (left_scale * problem.weights.global_scale))
-
-    return broken
-
-
 def _round_scale_to_bf16(operand: Fp4Operand) -> Fp4Operand:
     return dataclasses.replace(operand, global_scale=operand.global_scale.bfloat16().float())
 
@@ -260,13 +217,13 @@ _GEMM: tuple[tuple[str, str, Inject], ...] = (
     ("global scale inverted", "encode and decode scale confused", on_weights(lambda x: scaled(x, x.global_scale.item() ** -2))),
     ("bf16 accumulation", _TABLE, instead(reference.gemm_in(Order("blocked", 64, torch.bfloat16)))),
     ("fp16 accumulation", "published tolerance lets it through", instead(reference.gemm_in(Order("blocked", 64, torch.float16)))),
-    ("14-bit accumulation", "Hopper's FP8 tensor core", instead(_narrow_accumulator(14))),
+    ("14-bit accumulation", "Hopper's FP8 tensor core", instead(narrow_accumulator(14))),
     ("split-K reduced in bf16", "workspace type", instead(reference.gemm_in(Order("split_k", 4, torch.bfloat16)))),
-    ("output truncated", "wrong rounding mode", _rounded_by(truncate_to_bf16)),
-    ("ties rounded away from zero", "wrong rounding mode", _rounded_by(_ties_away)),
-    ("output rounded twice", "intermediate type", _rounded_by(_round_twice)),
-    ("one value off by one ulp", "published tolerance lets it through", on_output(_one_ulp)),
-    ("all values off by one ulp", "published tolerance lets it through", on_output(_all_one_ulp)),
+    ("output truncated", "wrong rounding mode", rounded_by(truncate_to_bf16)),
+    ("ties rounded away from zero", "wrong rounding mode", rounded_by(ties_away)),
+    ("output rounded twice", "intermediate type", rounded_by(round_twice)),
+    ("one value off by one ulp", "published tolerance lets it through", on_output(one_ulp)),
+    ("all values off by one ulp", "published tolerance lets it through", on_output(all_one_ulp)),
     (
         "rows past 128 zero unless M is a multiple of 128",
         "flashinfer #3398",
