@@ -11,11 +11,11 @@ from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event, Guard
 from nvfp4lab.source.module import Definition
 from nvfp4lab.source.sglang import rules
-from nvfp4lab.source.sglang.reading import Reading, chain, spot
+from nvfp4lab.source.sglang.reading import Reading, chain, condition, spot
 from nvfp4lab.source.values import Scenario
 
 _UNNAMED = "\0a value that no rule names"
-_SHORT = {"moe_a2a_backend": "a2a", "a2a_backend": "a2a", "moe_runner_backend": "runner"}
+_SHORT = {"moe_runner_backend": "runner"}
 _NOT_CONDITIONS = {"self", "model_arch"}
 
 
@@ -51,7 +51,7 @@ def _event_facts(reading: Reading, definition: Definition, event: Event, subject
     if event.kind == "assert":
         yield from _assert_facts(reading, definition, event, subject)
     elif event.kind == "raise":
-        value = f"{_condition_text(event)} -> {event.dotted}"
+        value = f"{condition(event)} -> {event.dotted}"
         yield _checked(reading, definition, event, subject, "raises_on", value)
     elif "." in event.dotted and isinstance(event.value, bool | str | int) and _is_side_effect(event, subject):
         name = event.dotted.rsplit(".", 1)[-1]
@@ -114,7 +114,7 @@ def _quantization_raise(reading: Reading, definition: Definition, event: Event, 
     if last is not None and allowed is not None:
         place = (definition.file, last.line)
         yield reading.fact(subject, "allowed_moe_runner", allowed, place, also=spots, scope=definition.scope)
-    text = f"{_condition_text(event)} -> {event.dotted}"
+    text = f"{condition(event)} -> {event.dotted}"
     yield reading.fact(
         subject, "raises_on", text, spot(event), when=literal_conditions(event.guards), also=spots, scope=definition.scope
     )
@@ -152,12 +152,8 @@ def literal_conditions(guards: tuple[Guard, ...]) -> dict[str, object]:
                 literal = part.comparators[0]
                 name = ast.unparse(part.left).rsplit(".", 1)[-1]
                 if isinstance(literal, ast.Constant) and name.isidentifier() and name not in _NOT_CONDITIONS:
-                    found[_SHORT.get(name, name)] = literal.value
+                    found["a2a" if "a2a" in name and "mode" not in name else _SHORT.get(name, name)] = literal.value
     return found
-
-
-def _condition_text(event: Event) -> str:
-    return " and ".join(guard.text for guard in event.guards) or "always"
 
 
 def _requirement_text(test: ast.expr) -> str:

@@ -13,7 +13,7 @@ from nvfp4lab.source.module import Definition, Import, statements
 from nvfp4lab.source.sglang import kernel_call
 from nvfp4lab.source.sglang.kernel_call import KernelCall
 from nvfp4lab.source.sglang.methods import QuantMethod, methods_by_name
-from nvfp4lab.source.sglang.reading import Reading, Spot, chain, spot
+from nvfp4lab.source.sglang.reading import Reading, Spot, chain, condition, spot
 from nvfp4lab.source.values import Scenario, Self
 
 _FIELD = "fp4_gemm_runner_backend"
@@ -66,7 +66,7 @@ def _kernel_gates(reading: Reading, subject: str, kernel: KernelCall) -> Iterato
         if "get_device_capability" not in ast.unparse(definition.node):
             continue
         for event in reading.flow(definition, Scenario()).of_kind("raise"):
-            text = f"{' and '.join(guard.text for guard in event.guards)} -> {event.dotted}"
+            text = f"{condition(event)} -> {event.dotted}"
             yield reading.fact(
                 subject, "raises_on", text, spot(event), when=_major_limit(event), also=chain(event), scope=definition.scope
             )

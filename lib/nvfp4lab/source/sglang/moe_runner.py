@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.flow import Event
-from nvfp4lab.source.sglang.reading import Reading, chain, spot
+from nvfp4lab.source.sglang.reading import Reading, chain, condition, spot
 from nvfp4lab.source.values import EnumValue, Scenario, Self
 
 
@@ -24,7 +24,7 @@ def read(reading: Reading) -> Iterator[Fact]:
     yield from _no_fused_function(reading, flows)
     for value, flow in flows.items():
         for event in _own_raises(flow.of_kind("raise"), flows, value):
-            text = f"{' and '.join(guard.text for guard in event.guards) or 'always'} -> {event.dotted}"
+            text = f"{condition(event)} -> {event.dotted}"
             yield reading.fact(f"moe:{value}", "raises_on", text, spot(event), also=chain(event), scope=event.definition.scope)
 
 

@@ -100,3 +100,9 @@ def chain(event: Event) -> list[Spot]:
         lines.append(event.node.test.lineno)
     lines += [line for guard in event.guards for line in (guard.line, getattr(guard.test, "lineno", guard.line))]
     return [(member, line) for line in dict.fromkeys([*lines, *event.decided])]
+
+
+def condition(event: Event) -> str:
+    """What must hold for an event, in words: the conditions that hold, not the checks that were passed on the way."""
+    holding = [guard.text for guard in event.guards if guard.holds] or [guard.text for guard in event.guards[-1:]]
+    return " and ".join(holding) or "always"
