@@ -3,9 +3,10 @@
 import ast
 
 import pytest
-import source_tree
 from hypothesis import given
 from hypothesis import strategies as st
+
+import source_tree
 from nvfp4lab.source import capability
 from nvfp4lab.source.evaluate import Frame
 from nvfp4lab.source.facts import holds

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 import source_tree
 from nvfp4lab import cli
 from nvfp4lab.source import facts as fact_io
@@ -184,3 +185,32 @@ def test_a_star_in_a_fact_answers_for_every_word():
     assert len(said.query("fp4_gemm:flashinfer_cudnn:q")) == 1
     assert not said.query("fp4_gemm:marlin:q")
     assert not said.query("moe:triton")
+
+
+@pytest.mark.parametrize(
+    ("line", "predicate", "value"),
+    [
+        ("Requires-Dist: flashinfer_python[cu13]==0.7.2", "requires_flashinfer", "0.7.2"),
+        ("Requires-Dist: flashinfer-python (==0.6.3)", "requires_flashinfer", "0.6.3"),
+        ("Requires-Dist: sgl-kernel==0.3.21", "requires_sgl_kernel", "sgl-kernel==0.3.21"),
+        ("Requires-Dist: sglang_kernel==0.4.5", "requires_sgl_kernel", "sglang-kernel==0.4.5"),
+        ('Requires-Dist: sglang-kernel==9; extra == "tracing"', "requires_sgl_kernel", None),
+        ("Requires-Dist: flashinfer-python>=0.6", "requires_flashinfer", None),
+    ],
+)
+def test_pins_are_read_from_the_metadata_line(tmp_path, line, predicate, value):
+    metadata = {"sglang-1.dist-info/METADATA": f"Name: sglang\nVersion: 1\n{line}\n"}
+    found = facts_of(tmp_path / "t", source_tree.MEMBERS | metadata).query("package", predicate)
+    assert [fact.value for fact in found] == ([] if value is None else [value])
+    assert all(fact.line == 3 and fact.file.endswith("METADATA") for fact in found)
+
+
+def test_environment_variables_of_the_path_with_their_declared_default(tmp_path):
+    changed = source_tree.FP4_UTILS + "\nFAST = envs.SGLANG_FP4_FAST.get()\n"
+    declared = {
+        "sglang/srt/environ.py": "class Envs:\n    SGLANG_FP4_FAST = EnvBool(False)  # fp4\n    SGLANG_OTHER = EnvBool(True)\n"
+    }
+    facts = facts_of(tmp_path / "t", source_tree.MEMBERS | {UTILS: changed} | declared)
+    assert values(facts, "env:SGLANG_FP4_FAST", "read_at") == {"{}": [UTILS]}
+    assert values(facts, "env:SGLANG_FP4_FAST", "default") == {"{}": False}
+    assert not facts.query("env:SGLANG_OTHER")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import source_tree
 from nvfp4lab.source import facts as fact_io
 from nvfp4lab.source import report, sglang_facts

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 import source_tree
 from nvfp4lab.errors import LabError
 from nvfp4lab.source import fetch
