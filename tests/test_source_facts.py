@@ -101,6 +101,9 @@ def test_a_member_that_does_not_parse_is_reported_and_the_rest_is_read(tmp_path,
     said = capsys.readouterr().err
     assert "not parsable, left out: sglang/srt/broken.py" in said
     assert "1 not parsable" in said
+    assert "from the cache" not in said
+    assert cli.main(["facts", "--sglang", str(tmp_path / "t"), "--json", str(out)]) == 0
+    assert "from the cache" in capsys.readouterr().err
     assert any(row["predicate"] == "enum_values" for row in json.loads(out.read_text()))
 
 
