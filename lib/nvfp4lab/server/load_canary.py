@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from typing import Protocol
 
 import requests
@@ -12,6 +13,7 @@ from nvfp4lab.server import arms_reference, arms_scores
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.quality import Canary
 
+DUTY = 0.25
 PROMPTS = 2  # of the reference's canaries: each check must fit into a short row
 
 
@@ -50,7 +52,7 @@ def canary_for(arm: Arm, p: Params) -> Checks:
 class CanaryWatch:
     """Repeats a check in a thread while its block runs, until the first fault; one check at least is always finished.
 
-    The canary is one more request in flight, in every arm alike.
+    It is one more request in flight, in every arm alike, for at most DUTY of the time: it must not become the load.
     """
 
     def __init__(self, checks: Checks, url: str):
@@ -70,5 +72,7 @@ class CanaryWatch:
 
     def _ask(self) -> None:
         while self.fault is None and not (self._over.is_set() and self.asked):
+            began_s = time.monotonic()
             self.fault = self._checks.check(self._url)
             self.asked += 1
+            self._over.wait((time.monotonic() - began_s) * (1 - DUTY) / DUTY)
