@@ -13,6 +13,7 @@ from nvfp4lab.records import Evidence, Verdict
 from nvfp4lab.report.style import VERDICT_COLOURS, figure
 from nvfp4lab.report.tables import Html, table
 
+NOT_RULED_OUT = "#CFE8F7"  # a reading is never `ok`, yet it is more than nothing
 COLUMNS: tuple[Confidence, ...] = (Confidence.READ, Confidence.COMPILED, Confidence.MEASURED)
 
 
@@ -43,7 +44,7 @@ def draw(decision: Decision) -> Figure:
                 0.96,
                 left=column,
                 height=0.84,
-                color=VERDICT_COLOURS[_verdict(standing, confidence)],
+                color=_colour(standing, confidence),
                 edgecolor="#999",
                 linewidth=0.5,
             )
@@ -57,7 +58,8 @@ def draw(decision: Decision) -> Figure:
     axes.spines[:].set_visible(False)
     shown = [verdict for verdict in Verdict if any(_verdict(s, c) is verdict for s in rows for c in COLUMNS)]
     patches = [Patch(facecolor=VERDICT_COLOURS[verdict], edgecolor="#999", label=str(verdict)) for verdict in shown]
-    made.legend(handles=patches, loc="outside lower center", ncols=len(shown) or 1, fontsize=8, frameon=False)
+    patches.append(Patch(facecolor=NOT_RULED_OUT, edgecolor="#999", label="not ruled out"))
+    made.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
     return made
 
 
@@ -80,6 +82,13 @@ def evidence_table(records: Sequence[Evidence]) -> Html:
         ("stage", "subject", "cc", "verdict", "reason", "repeat it with"),
         ((r.stage, r.subject, r.target.cc, r.verdict, r.reason, r.repro) for r in records),
     )
+
+
+def _colour(standing: Standing, confidence: Confidence) -> str:
+    """Colour of a cell; a backend that source leaves open differs from one of which nothing is known."""
+    verdict = _verdict(standing, confidence)
+    read = confidence is Confidence.READ and any(record.stage == "source" for record in standing.records)
+    return NOT_RULED_OUT if verdict is Verdict.NOT_RUN and read else VERDICT_COLOURS[verdict]
 
 
 def _verdict(standing: Standing, confidence: Confidence) -> Verdict:
