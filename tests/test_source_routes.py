@@ -7,6 +7,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
 from nvfp4lab.records import Verdict
@@ -126,9 +127,27 @@ def test_ungated_experts_change_a_gate(later):
     assert gated.gates != ungated.gates
 
 
+@pytest.mark.parametrize("wrong", [{"cc": "cpu"}, {"cc": "blackwell"}, {"cc": "12.0", "tp": 4, "ep": 3}, {"cc": "12.0", "tp": 0}])
+def test_a_question_without_sense_is_a_usage_error(wrong):
+    with pytest.raises(LabError) as caught:
+        Query(**wrong)
+    assert caught.value.exit_code == 2
+
+
 def test_unknown_quantisation_names_those_there_are(later):
     with pytest.raises(LabError, match=r"no quantisation 'modelopt_fp5'; this version has: .*modelopt_fp4"):
         later.routes(Query("12.0", quant="modelopt_fp5"))
+
+
+def test_a_quantisation_without_fp4_is_not_answered(later):
+    with pytest.raises(LabError, match=r"'fp8' \(Fp8Config\) names no FP4 class"):
+        later.routes(Query("12.0", quant="fp8"))
+
+
+def test_compressed_tensors_has_its_own_scheme(march):
+    route = only(march.routes(Query("10.0", quant="compressed-tensors-nvfp4"), ("moe",), trapped=()), "moe", "flashinfer_trtllm")
+    assert route.final_call == "flashinfer.trtllm_fp4_block_scale_moe"
+    assert route.hops[-1].file.endswith("compressed_tensors_w4a4_nvfp4_moe.py")
 
 
 def test_evidence_is_never_ok(march):

@@ -21,6 +21,7 @@ from nvfp4lab.source.routes_query import FLAG_FIELDS, FLAGS, WORKS, Gate, Hop, O
 from nvfp4lab.source.routes_server import Resolution
 from nvfp4lab.source.routes_walk import Refusal, Walk
 from nvfp4lab.source.sglang.reading import Reading
+from nvfp4lab.source.values import Self
 
 
 def open_router(sglang: str | os.PathLike, flashinfer: str | os.PathLike | None = None) -> "Router":
@@ -131,20 +132,23 @@ class Router:
 
     def _walk_afresh(self, query: Query, op: Operation, backend: str) -> Walk:
         """SGLang's part: argument rules, the capability that the quantisation asks for, then the layers."""
-        refused = routes_server.refusal(self.reading, self._rules(op), op, backend, query) or self._too_old(query)
+        refused = routes_server.refusal(self.reading, self._rules(op), op, backend, query) or self._too_old(query, op)
         if refused is None:
             return self._tracers(op, query.quant).trace(query, backend)
         return Walk(hops=[refused[1]], refusal=refused[0])
 
-    def _too_old(self, query: Query) -> tuple[Refusal, Hop] | None:
-        """The least capability of the quantisation's config, which the model loader compares."""
-        config = self._classes(query.quant).config
-        least = config.methods.get("get_min_capability")
-        number = self.reading.evaluator(query.scenario()).returned(least, {}) if least else None
-        if not isinstance(number, int) or query.number >= number:
-            return None
-        text = f"ValueError: {query.quant} needs capability {number} at model load, this GPU has {query.number}"
-        return Refusal(text, config.file, least.line), Hop(config.file, least.line, f"{config.name} asks for capability {number}")
+    def _too_old(self, query: Query, op: Operation) -> tuple[Refusal, Hop] | None:
+        """The least capability of the quantisation's config, or of its scheme, which is compared at model load."""
+        classes = self._classes(query.quant)
+        for owner in (classes.config, classes.moe if op == "moe" else classes.linear):
+            least = owner.methods.get("get_min_capability") if owner else None
+            number = self.reading.evaluator(query.scenario()).returned(least, {"self": Self(owner)}) if least else None
+            if isinstance(number, int) and query.number < number:
+                text = f"ValueError: {query.quant} needs capability {number} at model load, this GPU has {query.number}"
+                return Refusal(text, owner.file, least.line), Hop(
+                    owner.file, least.line, f"{owner.name} asks for capability {number}"
+                )
+        return None
 
     def _flashinfer_gates(self, query: Query, op: Operation, backend: str, walk: Walk, final: str) -> list[Gate]:
         name = self._tracers(op, query.quant).flashinfer_name(backend) if op == "fp4_gemm" else None
@@ -158,6 +162,8 @@ class Router:
             return f"raises: {failed.text}"
         if walk.left_to is not None:
             return f"depends on {walk.left_to}"
+        if final == "not found":
+            return "depends on code beyond what is followed: no kernel call was reached"
         if accepted is None:
             return f"raises: the command line has no value {backend}; only code can select it"
         other = routes_traps.elsewhere(backend, walk, final) if op == "moe" else None

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from nvfp4lab.source.routes_layers import QuantClasses, method
+from nvfp4lab.source.routes_layers import QuantClasses, apply_of, method
 from nvfp4lab.source.routes_query import Query
 from nvfp4lab.source.routes_walk import Walk, Walker
 from nvfp4lab.source.sglang.reading import Reading
@@ -25,7 +25,7 @@ class DenseTracer:
         walker = Walker(self.reading, query.scenario(**{FIELD: backend}), walk)
         owner = Self(self.classes.linear)
         for name in (*_LOADING, "apply"):
-            found = method(self.reading, self.classes.linear, name)
+            found = (apply_of if name == "apply" else method)(self.reading, self.classes.linear, name)
             if found is None or walk.refusal is not None:
                 continue
             kernels = len(walk.kernels)

@@ -15,6 +15,7 @@ from nvfp4lab.source.values import Reference, Scenario, Self
 
 _MOE_BASE, _LINEAR_BASE = "FusedMoEMethodBase", "LinearMethodBase"
 _LAYER_CHOOSER = "get_moe_impl_class"
+_SCHEME_SUFFIX = "-nvfp4"  # compressed-tensors-nvfp4: the scheme of a config that has several
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,23 +28,46 @@ class QuantClasses:
 
 
 def quant_classes(reading: Reading, quant: str) -> QuantClasses:
-    """Classes of a quantisation method. LabError when no table of this version has it, naming those it has.
+    """Classes of an FP4 quantisation method. LabError when this version has none of that name, or it is not FP4.
 
     A package may hold several engines, each with its own table; the one that also has an MoE method is served.
     """
     tables = _tables(reading)
-    if quant not in tables:
+    if quant not in tables and quant.removesuffix(_SCHEME_SUFFIX) not in tables:
         known = ", ".join(sorted(tables)) or "no quantisation table at all"
         raise LabError(f"sglang {reading.version}: no quantisation {quant!r}; this version has: {known}")
-    found = [_classes_of(reading, config) for config in tables[quant]]
-    return max(found, key=lambda classes: (classes.moe is not None) + (classes.linear is not None))
+    found = [_classes_of(reading, config) for config in tables.get(quant) or tables[quant.removesuffix(_SCHEME_SUFFIX)]]
+    best = max(found, key=lambda classes: (classes.moe is not None) + (classes.linear is not None))
+    if best.moe is None and best.linear is None:
+        raise LabError(f"sglang {reading.version}: {quant!r} ({best.config.name}) names no FP4 class; routes are read for FP4 only")
+    return best
 
 
 def _classes_of(reading: Reading, config: Definition) -> QuantClasses:
+    """FP4 classes that the config names, or the FP4 schemes beside it where it chooses among schemes."""
     named = [*_chosen_classes(reading, config), *_named_classes(reading, config)]
+    named = [definition for definition in named if _is_nvfp4(definition)]
     moe = next((found for found in named if _MOE_BASE in _base_names(reading, found)), None)
     linear = next((found for found in named if _LINEAR_BASE in _base_names(reading, found)), None)
+    if moe is None and linear is None:
+        schemes = _schemes(reading, config)
+        moe = next((found for found in schemes if any(name.endswith("MoEScheme") for name in _base_names(reading, found))), None)
+        linear = next(
+            (found for found in schemes if any(name.endswith("LinearScheme") for name in _base_names(reading, found))), None
+        )
     return QuantClasses(config, moe, linear)
+
+
+def _is_nvfp4(definition: Definition) -> bool:
+    name = definition.name.lower()
+    return "fp4" in name and "mxfp4" not in name
+
+
+def _schemes(reading: Reading, config: Definition) -> list[Definition]:
+    """NVFP4 weight and activation schemes (`...W4A4...Fp4...`) that the module of a config imports."""
+    imported = (reading.index.resolve(target.dotted) for targets in config.module.imports.values() for target in sorted(targets))
+    classes = [found for found in imported if found is not None and isinstance(found.node, ast.ClassDef)]
+    return [found for found in classes if "w4a4" in found.name.lower() and _is_nvfp4(found)]
 
 
 def _chosen_classes(reading: Reading, config: Definition) -> list[Definition]:
@@ -119,6 +143,11 @@ def _base_names(reading: Reading, definition: Definition) -> set[str]:
 def method(reading: Reading, owner: Definition, name: str) -> Definition | None:
     """A method of a class or of the nearest base that has it."""
     return next((found.methods[name] for found in bases(reading, owner) if name in found.methods), None)
+
+
+def apply_of(reading: Reading, owner: Definition, name: str = "apply") -> Definition | None:
+    """The forward entry of a quantisation method; schemes call it `apply_weights`."""
+    return method(reading, owner, name) or method(reading, owner, "apply_weights")
 
 
 def moe_layer(reading: Reading, config: Definition, scenario: Scenario) -> tuple[Definition | None, Definition | None, int]:

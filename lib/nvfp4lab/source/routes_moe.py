@@ -9,7 +9,7 @@ from nvfp4lab.source.evaluate import Frame
 from nvfp4lab.source.flow import Event, Flow
 from nvfp4lab.source.module import Definition
 from nvfp4lab.source.routes_fused import Registered, registry
-from nvfp4lab.source.routes_layers import QuantClasses, bases, method, moe_layer
+from nvfp4lab.source.routes_layers import QuantClasses, apply_of, bases, method, moe_layer
 from nvfp4lab.source.routes_query import Gate, Hop, Query
 from nvfp4lab.source.routes_walk import KernelCall, Refusal, Walk, Walker, said
 from nvfp4lab.source.sglang.reading import Reading
@@ -165,7 +165,7 @@ class MoeTracer:
             walker.walk.hop(entry.file, entry.line, f"{entry.scope} calls the kernel itself")
             walker.enter(entry, {"self": Self(layer)})
             return
-        apply = method(self.reading, owner.owner, self._entry_name(layer))
+        apply = apply_of(self.reading, owner.owner, self._entry_name(layer))
         if apply is None:
             return
         flow = walker.enter(apply, {"self": owner})

@@ -1,9 +1,11 @@
 """What is asked of the router, and what it answers: Query, Hop, Gate, Route."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from nvfp4lab.errors import LabError
 from nvfp4lab.source import capability
 from nvfp4lab.source.values import Scenario
 
@@ -28,6 +30,12 @@ class Query:
     ep: int = 1
     gated: bool = True
     flag_given: bool = False
+
+    def __post_init__(self):
+        if re.fullmatch(r"\d{1,2}\.\d", self.cc) is None:
+            raise LabError(f"{self.cc!r} is not the compute capability of a GPU, such as 12.0", exit_code=2)
+        if min(self.tp, self.ep) < 1 or self.tp % self.ep:
+            raise LabError(f"ep {self.ep} must divide tp {self.tp}, and both be at least 1", exit_code=2)
 
     @property
     def capability(self) -> capability.Capability:

@@ -82,7 +82,8 @@ def of_gates(gates: Iterable[Gate]) -> Iterator[str]:
 def elsewhere(backend: str, walk: Walk, final_call: str) -> str | None:
     """Where a value goes whose name no branch knows and whose words the kernel does not carry."""
     fell = any("falls through" in hop.why for hop in walk.hops)
-    missing = [word for word in backend.split("_") if word.lower() not in final_call.lower()]
+    plain = final_call.lower().replace("_", "")  # cutedsl is spelled cute_dsl elsewhere
+    missing = [word for word in backend.split("_") if word.lower() not in plain]
     return final_call if fell and missing and backend != "auto" else None
 
 
