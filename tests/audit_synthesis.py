@@ -214,6 +214,19 @@ def qwen3_5() -> Synthetic:
     return model
 
 
+def compressed_tensors() -> Synthetic:
+    """The dense model in llm-compressor's names (nvfp4-pack-quantized), where global scales have shape [1]."""
+    ours = llama()
+    names = {"weight_scale_2": "weight_global_scale", "input_scale": "input_global_scale"}
+    config = ours.config | {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}
+    model = Synthetic(config, None)
+    for name, (dtype, shape, raw) in ours.tensors.items():
+        path, _, leaf = name.rpartition(".")
+        leaf = "weight_packed" if dtype == "U8" else names.get(leaf, leaf)
+        model.tensors[f"{path}.{leaf}"] = (dtype, shape or (1,), raw)
+    return model
+
+
 def unquantised() -> Synthetic:
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": HIDDEN}
     model = Synthetic(config, None)
@@ -223,4 +236,4 @@ def unquantised() -> Synthetic:
     return model
 
 
-FAMILIES = {make.__name__: make for make in (llama, phi, mixtral, qwen3_moe, deepseek, qwen3_5, unquantised)}
+FAMILIES = {make.__name__: make for make in (llama, phi, mixtral, qwen3_moe, deepseek, qwen3_5, compressed_tensors, unquantised)}

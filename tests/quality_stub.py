@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
+
 from nvfp4lab.server.quality_distance import cut, top1
 from nvfp4lab.server.quality_prompts import Prompt
 from nvfp4lab.server.quality_reference import REFERENCE_TOP, SERVER_TOP, Floor, Item, Reference

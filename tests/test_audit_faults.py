@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+
 from audit_synthesis import EXPERTS, FAMILIES, INTER, LAYERS, Synthetic, write_safetensors
 from nvfp4lab.nvfp4.audit import audit
-from safetensors import safe_open
 
 MOE = "model.layers.1.mlp.experts"
 DENSE = "model.layers.1.mlp"
@@ -161,6 +162,10 @@ PLANTS = [
     Plant("global_scale_mismatch", "llama", "model.layers.1.self_attn.v_proj.weight_scale_2", scalar(f"{Q}.weight_scale_2", 0.5)),
     Plant("global_scale_mismatch", "deepseek", "model.layers.1.mlp.shared_experts.up_proj.weight_scale_2",
           scalar("model.layers.1.mlp.shared_experts.gate_proj.weight_scale_2", 0.5)),
+    Plant("global_scale_mismatch", "compressed_tensors", "model.layers.1.mlp.up_proj.weight_global_scale",
+          scalar("model.layers.1.mlp.up_proj.weight_global_scale", 0.5)),
+    Plant("input_scale_missing", "compressed_tensors", "model.layers.1.mlp.up_proj.input_scale",
+          drop("model.layers.1.mlp.up_proj.input_global_scale")),
     Plant("input_scale_missing", "llama", f"{DENSE}.down_proj.input_scale", drop(f"{DENSE}.down_proj.input_scale")),
     Plant("input_scale_zero", "llama", f"{DENSE}.down_proj.input_scale", scalar(f"{DENSE}.down_proj.input_scale", 0.0)),
     Plant("input_scale_zero", "qwen3_moe", f"{E2}.down_proj.input_scale", scalar(f"{E2}.down_proj.input_scale", -1.0)),

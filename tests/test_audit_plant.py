@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+
 from audit_synthesis import llama, qwen3_moe
 from nvfp4lab.errors import LabError
 from nvfp4lab.nvfp4 import audit_evidence, audit_plant, audit_plots

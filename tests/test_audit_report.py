@@ -5,9 +5,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from audit_synthesis import EXPERTS, FAMILIES, LAYERS, llama, qwen3_moe, write_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from audit_synthesis import EXPERTS, FAMILIES, LAYERS, llama, qwen3_moe, write_safetensors
 from nvfp4lab import cli
 from nvfp4lab.errors import LabError
 from nvfp4lab.nvfp4.audit import audit, moot_flags

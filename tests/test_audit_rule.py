@@ -13,6 +13,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nvfp4lab.nvfp4.checkpoint_modules import is_excluded
 
 WANTED = {

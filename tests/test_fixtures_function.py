@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
 from nvfp4lab import cli
 from nvfp4lab.errors import LabError
 from nvfp4lab.nvfp4 import codec, fixtures, fixtures_moe, fixtures_nvfp4, fixtures_write, padding
 from nvfp4lab.nvfp4.audit import audit
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 TEXTS = ("The capital of France is", "def fib(n):\n    if n < 2:", "12 + 30 = 42, 15 + 7 =")
 OLD, NEW = padding.Widths(24, 3, 1, 8), padding.Widths(40, 6, 2, 8)

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import requests
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import WrongKind
 from nvfp4lab.server import quality

@@ -3,6 +3,7 @@
 import types
 
 import pytest
+
 from nvfp4lab.server import quality_prompts as prompts
 
 

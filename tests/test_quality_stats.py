@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from nvfp4lab.server.quality_distance import cut, is_sound, kl_nats, top1
 from nvfp4lab.server.quality_stats import excess_p_value, mcnemar_p_value, mean_interval, wilson
 from nvfp4lab.server.quality_symptoms import symptoms

@@ -29,6 +29,8 @@ class LayerKind(enum.StrEnum):
 
 
 SCALE_LEAVES = ("weight_scale_2", "weight_scale", "input_scale")
+# compressed-tensors' names for the same; its global scales are the reciprocals, which no rule here minds.
+_ALIASES = {"weight_global_scale": "weight_scale_2", "input_global_scale": "input_scale"}
 # Served module -> its shards in the checkpoint; SGLang's load_weights of Llama, Qwen, Mixtral, DeepSeek and Qwen3.5.
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -44,7 +46,7 @@ LINEAR_LEAVES = frozenset((*FUSED, *_SERVED_OF, *_SINGLE))
 _STACKED = ("gate_up_proj", "down_proj", "w13", "w2")
 _TAIL_IS_ENOUGH = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")  # SGLang's `fused_patterns`
 _EXPERT = re.compile(r"^(?P<block>.+\.experts)(?:\.(?P<expert>\d+))?(?:\.(?P<leaf>.+))?$")
-_SCALE = re.compile(rf"^(?P<module>.+)[._](?P<leaf>{'|'.join(SCALE_LEAVES)})$")
+_SCALE = re.compile(rf"^(?P<module>.+)[._](?P<leaf>{'|'.join((*SCALE_LEAVES, *_ALIASES))})$")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 
 
@@ -101,7 +103,9 @@ def modules_of(tensors: Mapping[str, TensorInfo], layers: int | None) -> dict[st
     for name, info in sorted(tensors.items()):
         match = _SCALE.match(name)
         if match:
-            parts.setdefault(match["module"], {})[match["leaf"]] = info
+            parts.setdefault(match["module"], {})[_ALIASES.get(match["leaf"], match["leaf"])] = info
+        elif name.endswith(".weight_packed"):
+            parts.setdefault(name.removesuffix(".weight_packed"), {})["weight"] = info
         elif name.endswith(".weight"):
             path = name.removesuffix(".weight")
             if path in scaled or path.rsplit(".", 1)[-1] in LINEAR_LEAVES:
