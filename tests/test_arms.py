@@ -4,6 +4,7 @@ import sys
 
 import pydantic
 import pytest
+
 from nvfp4lab import params
 from nvfp4lab.params import ParamsError
 from nvfp4lab.records import Evidence, Stack, Target, Verdict

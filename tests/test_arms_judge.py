@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import requests
+
 from nvfp4lab import params
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Ledger, Number, Verdict, WrongKind

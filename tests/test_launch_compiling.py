@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from nvfp4lab.server.launch import Limits, Server, StartFailed
 from nvfp4lab.server.states import State
 

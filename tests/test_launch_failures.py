@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import requests
+
 from nvfp4lab.server import processes, processes_table
 from nvfp4lab.server.launch import Limits, Server, StartFailed
 from nvfp4lab.server.states import State
@@ -137,6 +139,16 @@ def test_a_log_is_never_overwritten(tmp_path):
         with pytest.raises(StartFailed):
             fake("dies_at_start", tmp_path).start()
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["dies_at_start-2.log", "dies_at_start.log"]
+
+
+def test_a_proxy_for_the_world_is_not_asked_about_our_own_server(tmp_path, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", "example.org")
+    with fake("healthy", tmp_path) as server:
+        assert requests.get(server.url, timeout=5).status_code == 200
+    assert os.environ["no_proxy"] == "example.org,127.0.0.1"
 
 
 LAB = """

@@ -1,6 +1,7 @@
 """What a start is doing is read from its log; what counts as progress decides when it is hung."""
 
 import pytest
+
 from nvfp4lab.server.states import LogWatch, ProgressClock, Sample, State
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import requests
+
 from nvfp4lab import params
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Stack, Verdict, WrongKind

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from nvfp4lab.server.load import LoadRun, Request
 from nvfp4lab.server.load_stats import Comparison, compare, throughput
 from nvfp4lab.server.params import LoadShape

@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 
 import pytest
+
 from nvfp4lab import params
 from nvfp4lab.batch import notebooks
 from nvfp4lab.server import arms_routes

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+
 from nvfp4lab import stack
 from nvfp4lab.records import Evidence, Verdict, WrongKind
 from nvfp4lab.report.style import VERDICT_COLOURS

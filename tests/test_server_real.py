@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from nvfp4lab import params
 from nvfp4lab.server import arms_judge, arms_model, arms_scores, load, which_kernel_witness
 from nvfp4lab.server.arms import Arm, environment_here

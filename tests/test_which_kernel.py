@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+
 from nvfp4lab import stack
 from nvfp4lab.records import Evidence, Stack, Target, Verdict
 from nvfp4lab.server import which_kernel, which_kernel_witness

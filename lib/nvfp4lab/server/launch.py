@@ -11,6 +11,7 @@ its GPU memory are back; `server.ending` says so in numbers.
 import atexit
 import contextlib
 import dataclasses
+import os
 import shlex
 import socket
 import subprocess
@@ -120,6 +121,7 @@ class Server:
 
     def start(self) -> "Server":
         """Start and wait until ready. Raises StartFailed (after cleaning up), OSError when the log cannot be written."""
+        os.environ.update(past_proxies(os.environ))
         atexit.register(self.stop)
         self._gpu_before = processes_gpu.used_mib()
         self._began_s = time.monotonic()
@@ -233,6 +235,14 @@ class Server:
         while (_listened(ports) or self._gpu_left_mib() > GPU_SLACK_MIB) and time.monotonic() < deadline:
             time.sleep(0.05)
         return tuple(sorted(_listened(ports)))
+
+
+def past_proxies(env: Mapping[str, str]) -> dict[str, str]:
+    """What to add to `env` so that requests to our own servers do not go to the proxy that it names for the world."""
+    ours = "127.0.0.1"
+    return {
+        name: f"{env[name]},{ours}" if env.get(name) else ours for name in ("no_proxy", "NO_PROXY") if ours not in env.get(name, "")
+    }
 
 
 def fresh_port() -> int:

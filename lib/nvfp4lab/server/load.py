@@ -19,6 +19,7 @@ from pathlib import Path
 
 from nvfp4lab.errors import LabError
 from nvfp4lab.server import load_driver, load_stub
+from nvfp4lab.server.launch import past_proxies
 from nvfp4lab.server.params import LoadShape, Slo
 
 LEAVE_S = 2.0  # from the end of its input to the end of the process
@@ -89,7 +90,7 @@ class Client:
     def __init__(self, run_dir: Path | str, env: Mapping[str, str], limit_s: float = 3600.0):
         self.limit_s = limit_s
         self.log = Path(run_dir) / "logs" / "load_client.log"
-        self._env = dict(env)
+        self._env = {**env, **past_proxies(env)}
 
     def __enter__(self) -> "Client":
         self.log.parent.mkdir(parents=True, exist_ok=True)
