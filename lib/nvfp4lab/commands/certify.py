@@ -37,14 +37,14 @@ def _table(result) -> str:
     def mark(kill) -> str:
         return "not judged" if kill.fault.indistinguishable else "killed" if kill.killed else "SURVIVED"
 
-    totals = {op: sum(kill.fault.op == op for kill in result.judged) for op in ("gemm", "moe")}
+    totals = {gate.name: sum(kill.fault.op in gate.ops for kill in result.judged) for gate in PUBLISHED}
     killed = len(result.judged) - len(result.survivors)
     return "\n".join(
         [
             *(f"{mark(kill):10} {kill.fault.op:5} {kill.fault.name:50.50} {kill.needs}" for kill in result.kills),
             "\nLet through by published checks:",
             *(
-                f"  {gate.name:18} {len(result.published[gate.name]):3} of {totals[gate.op]}   {gate.criterion}"
+                f"  {gate.name:18} {len(result.published[gate.name]):3} of {totals[gate.name]}   {gate.criterion}"
                 for gate in PUBLISHED
             ),
             f"\n{killed} of {len(result.judged)} faults killed; "

@@ -20,7 +20,7 @@ CAUGHT, PASSED = VERDICT_COLOURS[Verdict.OK], VERDICT_COLOURS[Verdict.WRONG]
 def kill_matrix(certificate: Certificate, op: str) -> Figure:
     """Rows: faults of `op` ("gemm" or "moe"). Columns: our gate, then the published checks. Orange: the fault passes."""
     kills = [kill for kill in certificate.judged if kill.fault.op == op]
-    gates = [gate for gate in PUBLISHED if gate.op == op]
+    gates = [gate for gate in PUBLISHED if op in gate.ops]
     rows = [
         [0 if kill.killed else 1, *(int(kill.fault.name in certificate.published[gate.name]) for gate in gates)] for kill in kills
     ]
@@ -48,7 +48,7 @@ def survivors_bar(certificate: Certificate) -> Figure:
     axes = fig.add_subplot()
     names, shares = ["this lab"], [len(certificate.survivors) / len(certificate.judged)]
     for gate in PUBLISHED:
-        total = sum(kill.fault.op == gate.op for kill in certificate.judged)
+        total = sum(kill.fault.op in gate.ops for kill in certificate.judged)
         names.append(f"{gate.name}  ({gate.criterion})")
         shares.append(len(certificate.published[gate.name]) / total)
     axes.barh(names, [100 * share for share in shares], color=[SERIES_COLOURS[0]] + [PASSED] * len(PUBLISHED))

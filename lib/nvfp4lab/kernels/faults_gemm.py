@@ -12,7 +12,6 @@ from nvfp4lab.kernels.faults import (
     Inject,
     instead,
     on_activations,
-    on_both,
     on_output,
     on_weights,
     one_value,
@@ -48,10 +47,10 @@ ALL = slice(None)
 
 
 def _swap_groups(scales: torch.Tensor) -> torch.Tensor:
-    """Rows 0-31 and 32-63 exchanged: the two middle strides of the 128x4 layout taken for each other."""
+    """Rows 0-31 and 32-63 exchanged: two strides of the 128x4 layout taken for each other in the first tile."""
     rows = torch.arange(scales.shape[0], device=scales.device)
-    partner = torch.where(rows % 64 < 32, rows + 32, rows - 32)
-    return scales[torch.where(partner < scales.shape[0], partner, rows - rows % 64)]
+    partner = torch.where(rows < 64, rows ^ 32, rows)
+    return scales[torch.where(partner < scales.shape[0], partner, rows)]
 
 
 def _columns_dropped(keep: Callable[[int], int]) -> Inject:
@@ -192,7 +191,7 @@ _GEMM: tuple[tuple[str, str, Inject], ...] = (
     ("last row zero", _TABLE, _set(slice(-1, None), ALL, 0.0)),
     ("last K block dropped", _TABLE, _columns_dropped(lambda k: k - BLOCK)),
     ("K tail past a multiple of 64 dropped", "tail mask", _columns_dropped(lambda k: k - k % 64)),
-    ("scale rows 0-31 and 32-63 swapped", _TABLE, on_both(lambda x: with_scales(x, _swap_groups))),
+    ("scale rows 0-31 and 32-63 swapped", _TABLE, on_weights(lambda x: with_scales(x, _swap_groups))),
     ("scales shifted by one block", _TABLE, on_weights(lambda x: with_scales(x, lambda s: s.roll(1, -1)))),
     ("scales shifted by one row", "swizzle", on_weights(lambda x: with_scales(x, lambda s: s.roll(1, 0)))),
     ("activation block scales ignored", "scale layout", on_activations(lambda x: with_scales(x, torch.ones_like))),
