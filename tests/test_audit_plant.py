@@ -68,7 +68,8 @@ def test_evidence_of_an_audit(tensor: str | None, value: float | None, kind: Wro
     assert record.kind is kind and record.stage == "checkpoint"
     assert Evidence.from_json(record.to_json()).details["moot_flags"].keys() == {"--speculative-algorithm NEXTN"}
     assert record.number("fp4_routed_expert_layers").value == 36
-    assert len(audit_evidence.findings_table(report)) == len(report.findings) == (1 if tensor else 0)
+    assert len(report.findings) == (1 if tensor else 0)
+    assert audit_evidence.findings_table(report).count("<tr>") == 1 + len(report.findings)
     for picture in (audit_plots.layers(report), audit_plots.findings(report)):
         picture.canvas.draw()
         assert picture.axes

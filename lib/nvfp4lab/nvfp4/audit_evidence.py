@@ -2,12 +2,11 @@
 
 import collections
 
-import pandas
-
 from nvfp4lab import stack
 from nvfp4lab.nvfp4.audit import Report, moot_flags
 from nvfp4lab.nvfp4.audit_plant import Trial
 from nvfp4lab.records import Evidence, Number, Verdict, WrongKind
+from nvfp4lab.report.tables import Html, table
 
 _GIVES_NAN = ("nonfinite", "nan", "missing", "uncalibrated")  # unset memory or NaN reaches the output
 _ONLY_INEXACT = ("tp_alignment", "ep_alignment", "config_disagrees", "ignore_unmatched", "kv_scale_missing", "block_scale_zero")
@@ -61,21 +60,21 @@ def evidence_of_trial(trial: Trial, model: str) -> Evidence:
     )
 
 
-def findings_table(report: Report) -> pandas.DataFrame:
+def findings_table(report: Report) -> Html:
     """One row per finding."""
-    columns = ["kind", "tensor", "what", "hurts", "fix"]
-    return pandas.DataFrame([[getattr(finding, column) for column in columns] for finding in report.findings], columns=columns)
+    columns = ("kind", "tensor", "what", "hurts", "fix")
+    return table(columns, ([getattr(finding, column) for column in columns] for finding in report.findings))
 
 
-def moot_table(report: Report) -> pandas.DataFrame:
+def moot_table(report: Report) -> Html:
     """Flags that touch no layer of this checkpoint."""
-    return pandas.DataFrame(moot_flags(report.summary).items(), columns=["flag", "why it changes nothing here"])
+    return table(("flag", "why it changes nothing here"), moot_flags(report.summary).items())
 
 
-def trial_table(trial: Trial) -> pandas.DataFrame:
+def trial_table(trial: Trial) -> Html:
     """One row per planted fault."""
     rows = [(kind, tensor, "yes" if kind in trial.found else "NO") for kind, tensor in trial.planted.items()]
-    return pandas.DataFrame(rows, columns=["planted", "in", "found there"])
+    return table(("planted", "in", "found there"), rows)
 
 
 def _worst_kind(counts: collections.Counter[str]) -> WrongKind:

@@ -21,7 +21,7 @@ def layers(report: Report) -> Figure:
     axes.barh(labels, other, height=0.6, left=fp4, color=VERDICT_COLOURS[Verdict.UNSUPPORTED], label="not quantised")
     for row, (quantised, rest) in enumerate(zip(fp4, other, strict=True)):
         axes.text(quantised + rest, row, f"  {quantised} of {quantised + rest}", va="center", fontsize=9)
-    axes.margins(x=0.15)
+    axes.set_xlim(0, 1.2 * max([1, *(a + b for a, b in zip(fp4, other, strict=True))]))
     axes.invert_yaxis()
     axes.set_xlabel("Linear modules")
     axes.set_title(f"{summary.architecture}: {len(report.findings)} findings", loc="left", fontsize=10)

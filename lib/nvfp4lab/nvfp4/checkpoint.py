@@ -2,7 +2,7 @@
 
 The format is read here, not through a library, because the audit must survive and name what a library refuses: a
 truncated shard, a header that lies about its sizes, an index that names absent files. Nothing is ever unpickled.
-Memory: about 0.5 kB a tensor, whatever the tensors' size.
+Memory: about 1 kB a tensor, whatever its size.
 """
 
 import dataclasses
