@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4lab import params
 from nvfp4lab.server import arms_judge, arms_model, arms_scores, load, which_kernel_witness
 from nvfp4lab.server.arms import Arm, environment_here
 from nvfp4lab.server.launch import Limits
@@ -77,14 +76,3 @@ def test_route_log_and_trace_agree_on_the_kernel(server, run_dir):
 
 def test_it_is_still_there(server):
     assert server.lost() is None
-
-
-def test_nvfp4_weights_are_refused_here_with_a_reason(run_dir):
-    """A CPU cannot serve the packed checkpoint: SGLang says so, and that is a refusal, not a crash of the lab."""
-    p = params.check({"run_dir": str(run_dir)}, "test")
-    arm = Arm(name="nvfp4", model="smol-nvfp4", device="cpu")
-    from nvfp4lab.server.arms_plan import Planned
-
-    evidence = arms_judge.judge(Planned(arm, True), p.run_dir, Limits(idle_s=300), lambda server: arms_judge.Finding()).evidence
-    assert evidence.verdict == "unsupported", (evidence.verdict, evidence.reason)
-    assert evidence.number("left_processes").value == 0
