@@ -101,6 +101,24 @@ def test_a_daemonised_grandchild_is_found_and_killed(isolator, tmp_path):
     assert not Path(f"/proc/{marker.read_text()}").exists()
 
 
+def test_a_kernel_without_pidfd_and_without_lists_of_children_will_do(tmp_path):
+    with Isolator(tmp_path, preload=("isolate_old_kernel",)) as isolator:
+        outcome = isolator.run(cases.leave_grandchild, str(tmp_path / "pid"))
+        assert (outcome.value, outcome.left_behind) == ("done", 1)
+        assert isolator.run(cases.hang, limits=BRIEF).verdict is Verdict.HANG
+        assert isolator.run(cases.segfault).signal == "SIGSEGV"
+        assert sound(isolator)
+
+
+def test_children_are_found_with_and_without_the_list_of_the_kernel(monkeypatch):
+    with subprocess.Popen(["/bin/sleep", "60"]) as child:
+        assert child.pid in isolate_proc.children(os.getpid())
+        monkeypatch.setattr(Path, "iterdir", lambda self: (_ for _ in ()).throw(FileNotFoundError(self)))
+        assert child.pid in isolate_proc.children(os.getpid())
+        assert isolate_proc.children(child.pid) == []
+        child.kill()
+
+
 def test_a_worker_does_not_outlive_its_server(isolator, tmp_path):
     marker = tmp_path / "pid"
     outcome = isolator.run(cases.kill_server, str(marker))

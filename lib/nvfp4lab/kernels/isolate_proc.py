@@ -9,14 +9,26 @@ COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "ninja", "cudafe++", "fatbinary"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+def children(pid: int) -> list[int]:
+    """Children of `pid`, dead ones that nobody has waited for included; [] if it has ended."""
+    try:
+        return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    except ProcessLookupError:
+        return []
+    except FileNotFoundError:  # it has ended, or the kernel was built without this file (as gVisor is): look at every process
+        return [other for other in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")) if _parent(other) == pid]
+
+
+def _parent(pid: int) -> int | None:
+    status = _read(pid, "status")
+    found = [line for line in status.splitlines() if line.startswith("PPid:")]
+    return int(found[0].split()[1]) if found else None
+
+
 def tree(pid: int) -> Iterator[int]:
     """`pid` and all its living descendants. Processes that end meanwhile are left out."""
     yield pid
-    try:
-        children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for child in children:
+    for child in children(pid):
         yield from tree(child)
 
 

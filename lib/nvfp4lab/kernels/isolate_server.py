@@ -20,11 +20,11 @@ import select
 import signal
 import socket
 import sys
-from pathlib import Path
 
-from nvfp4lab.kernels import isolate_pages, isolate_worker
+from nvfp4lab.kernels import isolate_pages, isolate_proc, isolate_worker
 
 _PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.005
 
 
 def main(control_fd: int) -> None:
@@ -79,21 +79,26 @@ def _serve_case(control: socket.socket, request: dict, channel_fd: int, output_f
 
 def _wait(control: socket.socket, worker: int) -> None:
     """Wait until the worker has ended. The lab may ask for its end meanwhile; if the lab is gone, everything ends."""
-    worker_fd = os.pidfd_open(worker)
     try:
-        while worker_fd not in (ready := select.select([control, worker_fd], [], [])[0]):
-            asked = control in ready and control.recv(1 << 16)
-            os.kill(worker, signal.SIGKILL)  # unreaped, so the pid is still the worker's
-            if not asked:
-                os.waitpid(worker, 0)
-                _end_children()
-                sys.exit(0)
+        waiting_for, timeout_s = [os.pidfd_open(worker)], None
+    except OSError:  # gVisor has none
+        waiting_for, timeout_s = [], _POLL_S
+    try:
+        while not _has_ended(worker):
+            if control in select.select([control, *waiting_for], [], [], timeout_s)[0]:
+                asked = control.recv(1 << 16)
+                os.kill(worker, signal.SIGKILL)  # unreaped, so the pid is still the worker's
+                if not asked:
+                    os.waitpid(worker, 0)
+                    _end_children()
+                    sys.exit(0)
     finally:
-        os.close(worker_fd)
+        for descriptor in waiting_for:
+            os.close(descriptor)
 
 
-def _children() -> list[int]:
-    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+def _has_ended(worker: int) -> bool:
+    return os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _end_children() -> int:
@@ -102,7 +107,7 @@ def _end_children() -> int:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:  # those that had ended by themselves
             pass
-    while children := _children():
+    while children := isolate_proc.children(os.getpid()):
         for pid in children:
             os.kill(pid, signal.SIGKILL)  # unreaped, so the pid is still that child's
         for pid in children:
