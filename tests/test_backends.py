@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, plan, probes, reference, variants
 from nvfp4lab.kernels.backends import base, flashinfer_mm_fp4, flashinfer_moe, sglang_marlin, torch_cpu
@@ -302,6 +303,20 @@ def test_plan_has_one_row_where_a_kernel_cannot_run():
     for target in (CPU, H200):
         asked = plan.cases(Params(kernel_backends=["flashinfer.mm_fp4.cutlass"], kernel_tokens=[1, 16, 64]), target)
         assert len(asked) == 1
+
+
+def test_a_kernel_that_adds_in_bf16_is_held_to_what_it_promises():
+    """Speed is bought with a probe that its arithmetic can pass; the stricter one still says what the arithmetic costs."""
+    marlin, moe = backends.find("sglang.gptq_marlin_gemm"), backends.find("sglang.moe_wna16_marlin_gemm")
+    assert (plan.decisive_probe(marlin).name, plan.decisive_probe(moe).name) == ("exact_t8", "exact_moe_small")
+    assert plan.decisive_probe(backends.find("flashinfer.mm_fp4.cutlass")).name == "exact_t24"
+    narrow = torch_cpu.Emulation("moe", torch.bfloat16, "bf16")
+    shape = MoeShape(33, 128, 192, 4, 2)
+    found = {
+        name: probes.find(name).build(shape, 0, "cpu", probes.Form(True)).judge(base.kernel_of(narrow)).verdict
+        for name in ("exact_moe_small", "exact_moe")
+    }
+    assert found == {"exact_moe_small": Verdict.OK, "exact_moe": Verdict.WRONG}
 
 
 def test_plan_on_a_gpu_leaves_emulations_out():

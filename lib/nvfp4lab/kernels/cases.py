@@ -15,7 +15,7 @@ import torch
 
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, probes, variants
-from nvfp4lab.kernels.backends.base import Backend, refusal
+from nvfp4lab.kernels.backends.base import GLOBAL_SCALES_IN_BF16, Backend, refusal
 from nvfp4lab.kernels.gates import GateResult
 from nvfp4lab.kernels.operands import ProbeError, Problem
 from nvfp4lab.kernels.probes import Experiment, Form
@@ -149,10 +149,7 @@ def _judged(case: Case, backend: Backend) -> CaseResult:
 def _experiment(case: Case) -> Experiment:
     backend = backends.find(case.backend)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    form = Form(
-        weight_only=backend.activations == "bf16",
-        global_scales_in_bf16="global scales rounded to bf16" in " ".join(backend.conventions),
-    )
+    form = Form(weight_only=backend.activations == "bf16", global_scales_in_bf16=GLOBAL_SCALES_IN_BF16 in backend.conventions)
     return probes.find(case.probe).build(case.shape, case.seed, device, form)
 
 

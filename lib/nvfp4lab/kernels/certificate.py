@@ -67,7 +67,9 @@ BATTERY: tuple[Step, ...] = (
         "repeat",
         "interleave",
     ),
-    *_steps(MoeShape(33, 80, 96, 4, 2), "exact_moe", "expert_number", "exact_moe_split_scale", "exact_moe_skewed"),
+    *_steps(
+        MoeShape(33, 80, 96, 4, 2), "exact_moe", "exact_moe_small", "expert_number", "exact_moe_split_scale", "exact_moe_skewed"
+    ),
     *_steps(MoeShape(21, 64, 64, 4, 2, 4, 16), "exact_moe"),
     *_steps(MoeShape(1, 64, 64, 4, 2), "exact_moe"),
     *_steps(MoeShape(48, 128, 96, 4, 2), "realistic_moe"),
@@ -83,7 +85,7 @@ BATTERY: tuple[Step, ...] = (
 )
 FALSE_ALARM_STEPS: tuple[Step, ...] = (
     *_steps(GemmShape(19, 32, 144), "exact_t8", "exact_t13", "exact_t24", "exact_bf16", "rounding", "global_scale", "realistic"),
-    *_steps(MoeShape(9, 64, 32, 4, 2), "exact_moe", "realistic_moe"),
+    *_steps(MoeShape(9, 64, 32, 4, 2), "exact_moe", "exact_moe_small", "realistic_moe"),
 )
 
 

@@ -4,11 +4,12 @@ Every shape gets the probe that decides most (exact operands, poisoned output). 
 than the shape, so they run at one shape of moderate size, unless probes are named: then all of them run at every shape.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
 from nvfp4lab.kernels import backends, probes
-from nvfp4lab.kernels.backends.base import Backend
+from nvfp4lab.kernels.backends.base import SPLIT_K_IN_BF16, Backend
 from nvfp4lab.kernels.case_models import Placed, model_shapes
 from nvfp4lab.kernels.case_replays import REPLAYS
 from nvfp4lab.kernels.cases import Case
@@ -19,6 +20,8 @@ from nvfp4lab.records import Target
 from nvfp4lab.stack import here
 
 DECISIVE = {"gemm": "exact_t24", "moe": "exact_moe", "quantise": "quantise_codes"}
+# For a kernel that adds partial sums up in bf16 by design; what that costs, the probe above still says at one shape.
+DECISIVE_IN_BF16 = {"gemm": "exact_t8", "moe": "exact_moe_small"}
 _TUNING = frozenset({"tactics", "autotune", "off_bucket"})  # depend on the shape; graphs and streams ask about the kernel
 _FEWEST_ROWS = 16  # of the shape at which all probes run: relations between rows need some
 
@@ -51,7 +54,7 @@ def _of_backend(
     p: KernelParams, backend: Backend, asked: Sequence[Probe], placed: Sequence[Placed], target: Target
 ) -> Iterator[Case]:
     own = _extremes(placed) if backend.op == "quantise" else [one for one in placed if one.shape.op == backend.op]
-    decisive = probes.find(DECISIVE[backend.op])
+    decisive = decisive_probe(backend)
     if not own:
         return
     if _hopeless(backend, target):  # one row holds its refusal, in its own words
@@ -69,7 +72,16 @@ def _of_backend(
         for place in own if variant in _TUNING else [_moderate(own)]:
             yield Case(backend.name, decisive.name, place.shape, options=(("variant", variant),), source=place.source)
     if p.kernel_field_reports:
-        yield from (case for replay in REPLAYS for case in replay.cases(backend.name))
+        replayed = (case for replay in REPLAYS for case in replay.cases(backend.name))
+        yield from (
+            dataclasses.replace(case, probe=decisive.name) if case.probe in DECISIVE.values() else case for case in replayed
+        )
+
+
+def decisive_probe(backend: Backend) -> Probe:
+    """The exact probe that a sound kernel of this arithmetic passes and that leaves the fewest places to hide."""
+    in_bf16 = SPLIT_K_IN_BF16 in backend.conventions
+    return probes.find((DECISIVE_IN_BF16 if in_bf16 else DECISIVE)[backend.op])
 
 
 def _fits(probe: Probe, backend: Backend) -> bool:

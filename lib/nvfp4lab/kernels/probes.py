@@ -139,8 +139,8 @@ def _global_scale(shape, seed, device, form: Form) -> Experiment:
     return _single(handed_over, functools.partial(gates.exact, expected=probe.expected))
 
 
-def _exact_moe(shape, seed, device, form: Form, ratio: float = 1.0, skewed: bool = False) -> Experiment:
-    probe = exact_moe(shape, seed, device, ratio, skewed)
+def _exact_moe(shape, seed, device, form: Form, ratio: float = 1.0, skewed: bool = False, small: bool = False) -> Experiment:
+    probe = exact_moe(shape, seed, device, ratio, skewed, small)
     return _single(
         form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected, experts=probe.problem.topk_ids[:, 0])
     )
@@ -236,6 +236,13 @@ _PROBES = (
         "errors of SiLU between -104 and 17, where it is not exact; gate and up global scales that differ; about one code in "
         "ten of the one hidden block that holds the answers, where requantisation absorbs the change",
         _exact_moe,
+    ),
+    Probe(
+        "exact_moe_small",
+        "moe",
+        "as exact_moe, also for a kernel that adds partial sums up in bf16: they are below 2^8 units",
+        "what narrow accumulators do to large sums; scales of the weights that are zero here",
+        functools.partial(_exact_moe, small=True),
     ),
     Probe(
         "expert_number",

@@ -35,12 +35,18 @@ class ExactMoe:
 
 
 def exact_moe(
-    shape: MoeShape, seed: int, device: torch.device | str = "cpu", gate_up_ratio: float = 1.0, skewed: bool = False
+    shape: MoeShape,
+    seed: int,
+    device: torch.device | str = "cpu",
+    gate_up_ratio: float = 1.0,
+    skewed: bool = False,
+    small: bool = False,
 ) -> ExactMoe:
     """Exact probe for `shape`; hidden and intermediate must be multiples of 16.
 
     gate_up_ratio: global scale of `up` over that of `gate`, a power of two; anything but 1 is a checkpoint whose fused
-    pair was quantised apart. skewed: every token asks the same experts, the others stay empty.
+    pair was quantised apart. skewed: every token asks the same experts, the others stay empty. small: the weights that
+    cancel are zero, so that partial sums fit bf16 and a kernel that adds them up in bf16 must be right as well.
     Raises ProbeError where the probe's own invariants fail.
     """
     if shape.hidden % BLOCK or shape.intermediate % BLOCK or shape.topk > shape.all_experts:
@@ -53,7 +59,9 @@ def exact_moe(
     order = draw.permutation(shape.hidden // BLOCK)
     activations = _activations(draw, shape, flips, exponents, order)
     row = draw.powers(-1, 2, (shape.hidden, 1))  # rows of `down` differ, alike in all experts: their answers are added up
-    experts = [_expert(draw, shape, flips, exponents, order, row, index, gate_up_ratio) for index in range(shape.experts)]
+    experts = [
+        _expert(draw, shape, flips, exponents, order, row, index, gate_up_ratio, not small) for index in range(shape.experts)
+    ]
     gate, up, down = (Fp4Operand.stack([expert[part] for expert in experts]) for part in range(3))
     ids, weights = _routing(draw, shape, skewed)
     problem = MoeProblem(
@@ -91,14 +99,16 @@ def _activations(draw: Draw, shape: MoeShape, flips, exponents, order) -> Fp4Ope
     return _operand(codes, (scale * row)[:, order], ACTIVATION_GLOBAL_SCALE, draw)
 
 
-def _expert(draw: Draw, shape: MoeShape, flips, exponents, order, row, index: int, ratio: float) -> tuple[Fp4Operand, ...]:
+def _expert(
+    draw: Draw, shape: MoeShape, flips, exponents, order, row, index: int, ratio: float, dense: bool
+) -> tuple[Fp4Operand, ...]:
     """(gate [I, H], up [I, H], down [H, I]) of one expert; global scales differ by expert, block scales make up for it."""
     lift = 2.0 ** (index % 3)
     answers = _Answers.draw(draw, shape.intermediate // BLOCK)
-    common = (draw, flips, exponents, order)
+    common = (draw, flips, exponents, order, dense)
     gate = _first_gemm(*common, answers.gate_codes, GATE_SCALE * lift, WEIGHT_GLOBAL_SCALE / lift, lift)
     up = _first_gemm(*common, answers.up_codes, lift / ratio, WEIGHT_GLOBAL_SCALE / lift * ratio, lift / ratio)
-    return gate, up, _down(draw, row, answers, 2.0 ** -(index % 2))
+    return gate, up, _down(draw, row, answers, 2.0 ** -(index % 2), dense)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,14 +144,16 @@ class _Answers:
         return cls(pairs, order, up[order].flatten(0, 1), gate[order].flatten(0, 1), flips, doubled)
 
 
-def _first_gemm(draw: Draw, flips, exponents, order, answer_codes, answer_scale, global_scale, lift: float) -> Fp4Operand:
+def _first_gemm(
+    draw: Draw, flips, exponents, order, dense: bool, answer_codes, answer_scale, global_scale, lift: float
+) -> Fp4Operand:
     """One of gate and up, [I, H]: random pairs that cancel whatever the token is, and the answers [I, 8] in the signal block."""
     rows, pairs = answer_codes.shape[0], exponents.numel()
     first = draw.choice(ALL_CODES, (rows, pairs, BLOCK)) + draw.sign_bits((rows, pairs, BLOCK))
     pair_scale = 2.0 * lift * draw.choice(BINADE, (rows, pairs)).double()  # from 16 on: one wrong code moves up by half of it
     spare = _spare(draw, order, 2 * pairs, (rows,), same=False)
     signal = torch.cat([answer_codes, answer_codes], -1)[:, None]
-    codes = torch.cat([first, first ^ flips ^ 8, signal, spare], 1)[:, order]
+    codes = torch.cat([first * dense, (first ^ flips ^ 8) * dense, signal, spare * dense], 1)[:, order]
     ones = pair_scale.new_ones((rows, 1))
     rest = torch.cat([ones * answer_scale, (ones * 16.0 * lift).expand(-1, spare.shape[1])], 1)
     scale = torch.cat([pair_scale, pair_scale * torch.exp2(-exponents.double()), rest], 1)
@@ -156,7 +168,7 @@ def _spare(draw: Draw, order, used: int, lead: tuple[int, ...], same: bool) -> t
     return torch.cat([half, half if same else half ^ 8], -1)
 
 
-def _down(draw: Draw, row: torch.Tensor, answers: _Answers, global_scale: float) -> Fp4Operand:
+def _down(draw: Draw, row: torch.Tensor, answers: _Answers, global_scale: float, dense: bool) -> Fp4Operand:
     """[H, I]: dense pairs of neuron blocks that cancel, and three small weights in one signal block."""
     rows, pairs, apart = row.shape[0], answers.pairs, answers.order.numel() - 2 * answers.pairs
     first = draw.choice(ALL_CODES, (rows, pairs, BLOCK)) + draw.sign_bits((rows, pairs, BLOCK))
@@ -168,7 +180,7 @@ def _down(draw: Draw, row: torch.Tensor, answers: _Answers, global_scale: float)
     partner = torch.exp2((2 * answers.doubled - 1).double())  # the partner's gate is twice or half as large
     scale = torch.cat([pair_scale, pair_scale * partner, torch.full((rows, apart), 0.125, device=draw.device).double()], 1)
     scale = scale * row
-    codes = torch.cat([first, second, signal], 1)[:, answers.order]
+    codes = torch.cat([first * dense, second * dense, signal], 1)[:, answers.order]
     return _operand(codes, scale[:, answers.order] / global_scale, global_scale * 2.0**-10, draw)
 
 

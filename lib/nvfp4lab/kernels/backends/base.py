@@ -19,6 +19,10 @@ from nvfp4lab.records import Target
 
 Launch = Callable[[], torch.Tensor]
 
+# Conventions that decide which problem a backend is given, and with which probe its speed is bought.
+GLOBAL_SCALES_IN_BF16 = "global scales rounded to bf16 by SGLang's preparation"
+SPLIT_K_IN_BF16 = "split-K partial sums added in bf16 by atomics where SGLang chooses so (SM90 and later)"
+
 # What kernels and their Python front ends say when they refuse by themselves, beside the two exception classes.
 _REFUSAL_CLASSES = frozenset({"BackendSupportedError", "NotImplementedError"})
 _REFUSAL_WORDS = re.compile(

@@ -10,13 +10,10 @@ from typing import Any
 
 import torch
 
-from nvfp4lab.kernels.backends.base import Launch, needs_gpu
+from nvfp4lab.kernels.backends.base import GLOBAL_SCALES_IN_BF16, SPLIT_K_IN_BF16, Launch, needs_gpu
 from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, MoeProblem, activation_values
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape
 from nvfp4lab.records import Target
-
-GLOBAL_SCALE_IN_BF16 = "global scales rounded to bf16 by SGLang's preparation"
-SPLIT_K_IN_BF16 = "split-K partial sums added in bf16 by atomics where SGLang chooses so (SM90 and later)"
 
 
 class _Layer(torch.nn.Module):
@@ -38,7 +35,7 @@ class MarlinDense:
     op: str = "gemm"
     activations: str = "bf16"
     arithmetic: str = "bf16"
-    conventions: tuple[str, ...] = (GLOBAL_SCALE_IN_BF16, SPLIT_K_IN_BF16)
+    conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SPLIT_K_IN_BF16)
     variants: tuple[str, ...] = ("cuda_graph", "streams")
 
     def is_available(self) -> str | None:
@@ -88,7 +85,7 @@ class MarlinMoe:
     activations: str = "bf16"
     arithmetic: str = "bf16"
     conventions: tuple[str, ...] = (
-        GLOBAL_SCALE_IN_BF16,
+        GLOBAL_SCALES_IN_BF16,
         SPLIT_K_IN_BF16,
         "one global scale for gate and up (the gate's), as SGLang's loader keeps it",
     )
