@@ -16,6 +16,7 @@ from nvfp4lab.params import Params
 from nvfp4lab.records import Ledger, Verdict, WrongKind
 from nvfp4lab.server import arms_judge, arms_model, arms_plan, load, which_kernel_witness
 from nvfp4lab.server.arms import Arm, environment_here
+from nvfp4lab.server.arms_plan import Planned
 from nvfp4lab.server.launch import Limits, Server, StartFailed
 from nvfp4lab.server.load import Client, LoadRun
 from nvfp4lab.server.load_canary import CanaryWatch, Checks, canary_for
@@ -33,7 +34,7 @@ def sweep(p: Params) -> Table:
     Each finished run is on disk at once and is not repeated by a later call with the same run folder. Ctrl-C or a failing
     client still leaves the evidence of what was finished. Raises LabError when the client cannot run.
     """
-    planned = arms_plan.of_params(p)
+    planned = [_with_model(item) for item in arms_plan.of_params(p)]
     startable = [item.arm for item in planned if item.start]
     table = Table(p, [], [arms_judge.not_run(item.arm, item.reason) for item in planned if not item.start])
     try:
@@ -44,6 +45,15 @@ def sweep(p: Params) -> Table:
     finally:
         Ledger(Path(p.run_dir) / "ledger.jsonl").append(*table.evidence())
     return table
+
+
+def _with_model(planned: Planned) -> Planned:
+    """`planned`, not to be started when its model is not there."""
+    try:
+        arms_model.model_folder(planned.arm.model)
+    except LabError as error:
+        return dataclasses.replace(planned, start=False, reason=planned.reason or str(error))
+    return planned
 
 
 def rotated(arms: Sequence[Arm], number: int) -> list[Arm]:
@@ -63,12 +73,13 @@ class _Sweep:
     table: Table
 
     def run(self, arms: Sequence[Arm]) -> None:
-        """The ceiling, then every round."""
+        """The ceiling, then every round. A void cell is not measured again: one void round voids it."""
         ceilings = self._ceilings(arms_model.model_folder(arms[0].model))
         self.table.cells += [Cell(arm, *place, tok_s) for arm in arms for place, tok_s in ceilings.items()]
         for number in range(self.p.restarts):
             for arm in rotated(arms, number):
-                missing = [c for c in self.table.cells if c.arm is arm and not self.store.recall(c, number)]
+                ours = [cell for cell in self.table.cells if cell.arm is arm and not cell.voids]
+                missing = [cell for cell in ours if not self.store.recall(cell, number)]
                 if missing:
                     self._round(number, arm, missing)
 
@@ -91,7 +102,7 @@ class _Sweep:
                 print(f"{name}: ready after {server.outcome.seconds:.0f} s")
                 unclear = self._unclear_kernel(server, arm) if number == 0 else None
                 for cell in cells:
-                    self._measure(number, server, cell, unclear)
+                    self._measure(number, server, cell, unclear or _gone(server))
                     print(f"{name}, {_words(cell.shape, cell.concurrency)}: {_told(cell, number)}")
         except StartFailed as error:
             verdict, reason, _ = arms_judge.why_failed(error.outcome)
@@ -106,11 +117,12 @@ class _Sweep:
         bad = next((agreement for agreement in agreements if not agreement.ok), None)
         return Void(Verdict.NOT_RUN, f"{bad.operation}: {bad.why}") if bad else None
 
-    def _measure(self, number: int, server: Server, cell: Cell, unclear: Void | None) -> None:
-        if unclear is None:
-            run, unclear = self._loaded(number, server, cell)
-        if unclear:
-            cell.voids[number] = unclear
+    def _measure(self, number: int, server: Server, cell: Cell, void: Void | None) -> None:
+        """Measure `cell` unless it is known to be `void`; what came of it is on disk when this returns."""
+        if void is None:
+            run, void = self._loaded(number, server, cell)
+        if void:
+            cell.voids[number] = void
         else:
             cell.runs[number] = run
         self.store.keep(cell, number)
@@ -127,6 +139,11 @@ class _Sweep:
         cell.canary_checks += watch.asked
         cell.readings += telemetry.readings
         return run, _why_void(server.lost(), watch.fault, failed, run)
+
+
+def _gone(server: Server) -> Void | None:
+    lost = server.lost()
+    return Void(Verdict.CRASH, f"{lost} under an earlier load") if lost else None
 
 
 def _why_void(lost: str | None, wrong: str | None, failed: str | None, run: LoadRun | None) -> Void | None:
