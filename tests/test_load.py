@@ -219,6 +219,35 @@ def test_telemetry_becomes_numbers_with_range():
     assert load_telemetry.numbers([]) == ()
 
 
+class FakeNvml:
+    """Two GPUs; the second is held back by its power limit."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    nvmlClocksThrottleReasonSwPowerCap, nvmlClocksThrottleReasonHwSlowdown = 4, 8
+    nvmlClocksThrottleReasonSwThermalSlowdown, nvmlClocksThrottleReasonHwThermalSlowdown = 32, 64
+    nvmlDeviceGetCount = staticmethod(lambda: 2)
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+    nvmlDeviceGetPowerUsage = staticmethod(lambda handle: 300_000 + 100_000 * handle)
+    nvmlDeviceGetClockInfo = staticmethod(lambda handle, kind: 1500)
+    nvmlDeviceGetTemperature = staticmethod(lambda handle, kind: 60)
+    nvmlDeviceGetCurrentClocksThrottleReasons = staticmethod(lambda handle: 4 * handle)
+
+
+def test_telemetry_samples_all_gpus_while_its_block_runs(monkeypatch):
+    monkeypatch.setattr(load_telemetry.processes_gpu, "nvml", FakeNvml)
+    monkeypatch.setattr(load_telemetry, "PERIOD_S", 0.01)
+    with load_telemetry.Telemetry() as telemetry:
+        while len(telemetry.readings) < 4:
+            threading.Event().wait(0.01)
+    assert telemetry.readings[:2] == [Reading(300.0, 1500, 60, False), Reading(400.0, 1500, 60, True)]
+    count = len(telemetry.readings)
+    threading.Event().wait(0.05)
+    assert len(telemetry.readings) == count, "it went on after its block"
+
+
 def test_near_ceiling_share_is_what_the_issue_asks():
     assert load_evidence.NEAR_CEILING == 0.8
 

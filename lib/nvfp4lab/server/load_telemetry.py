@@ -1,5 +1,6 @@
 """Power, clocks and temperature of the GPUs while something runs, from NVML. Without a GPU there is nothing to tell."""
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Sequence
@@ -43,7 +44,8 @@ class Telemetry:
         nvml = self._nvml
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         while not self._over.wait(PERIOD_S):
-            self.readings += [self._read(handle) for handle in handles]
+            with contextlib.suppress(nvml.NVMLError):  # a virtual GPU may not tell its power: then there is no reading
+                self.readings += [self._read(handle) for handle in handles]
 
     def _read(self, handle) -> Reading:
         nvml = self._nvml
