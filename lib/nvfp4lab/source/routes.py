@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator
 from nvfp4lab.errors import LabError
 from nvfp4lab.source import flashinfer_facts, routes_flashinfer, routes_server, routes_traps, sglang_facts
 from nvfp4lab.source.facts import Fact, Facts
-from nvfp4lab.source.index import Index
+from nvfp4lab.source.index import Index, no_garbage_collection
 from nvfp4lab.source.package import Package, resolve
 from nvfp4lab.source.routes_dense import DenseTracer
 from nvfp4lab.source.routes_layers import quant_classes
@@ -68,11 +68,12 @@ class Router:
         Raises LabError when this SGLang has no such quantisation.
         """
         found = []
-        for op in ops:
-            if self._tracers(op, query.quant) is None:
-                continue
-            for backend, accepted in routes_server.values(self.facts, op).items():
-                found += self.of_backend(query, op, backend, accepted, trapped is None or backend in trapped)
+        with no_garbage_collection():
+            for op in ops:
+                if self._tracers(op, query.quant) is None:
+                    continue
+                for backend, accepted in routes_server.values(self.facts, op).items():
+                    found += self.of_backend(query, op, backend, accepted, trapped is None or backend in trapped)
         return found
 
     def of_backend(self, query: Query, op: Operation, backend: str, accepted: Fact | None, traps: bool = True) -> list[Route]:

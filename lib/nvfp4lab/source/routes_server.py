@@ -104,6 +104,7 @@ def refusal(reading: Reading, rows: list[Rule], op: Operation, backend: str, que
     return None
 
 
+@functools.lru_cache(maxsize=4096)
 def _surely_called(reading: Reading, definition: Definition, scenario: Scenario, depth: int = 3) -> bool:
     """Whether some chain of callers reaches the rule whatever is not decided.
 
@@ -179,6 +180,11 @@ def _archs(reading: Reading, definition: Definition) -> list[str]:
 
 
 def _calls(caller: Definition, name: str) -> bool:
-    return any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name for node in ast.walk(caller.node)
-    )
+    """Whether a function or method calls `name(...)` or `self.name(...)`."""
+    return name in _called_names(caller)
+
+
+@functools.cache
+def _called_names(caller: Definition) -> frozenset[str]:
+    calls = (node.func for node in ast.walk(caller.node) if isinstance(node, ast.Call))
+    return frozenset(name for func in calls if (name := getattr(func, "id", None) or getattr(func, "attr", None)))
