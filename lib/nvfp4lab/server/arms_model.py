@@ -1,5 +1,7 @@
 """Where an arm's checkpoint is: a folder as it stands, or a fixture model built once into the lab's cache."""
 
+import contextlib
+import io
 from pathlib import Path
 
 from nvfp4lab.errors import LabError
@@ -16,4 +18,8 @@ def model_folder(model: str) -> Path:
     if model not in fixtures.FIXTURES:
         known = ", ".join(fixtures.FIXTURES)
         raise LabError(f"{model}: neither a checkpoint folder (no config.json there) nor a fixture model ({known})")
-    return fixtures.build(model, cache_dir() / "models" / model)
+    folder = cache_dir() / "models" / model
+    if not (folder / "config.json").exists():
+        print(f"{model}: built from its package, once (half a minute)")
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the libraries, which no report needs
+        return fixtures.build(model, folder)

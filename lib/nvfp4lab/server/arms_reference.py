@@ -5,8 +5,10 @@ dequantised weights (`ideal_model`); without them an arm is compared with the fi
 machine's CPU and kept in the lab's cache, keyed by everything that they depend on.
 """
 
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 from pathlib import Path
 
@@ -36,8 +38,11 @@ def yardstick(model: str, p: Params) -> Yardstick | None:
     if path.exists():
         reference = quality_reference.load_reference(path)
     else:
+        print(f"{names[0]}: computing the reference's answers on the CPU, once")
         size = (p.quality_answer_tokens, p.quality_context_tokens, p.quality_prompts_per_category)
-        reference = quality.reference(reference_folder, quality.prompts_for(reference_folder, *size), p.quality_answer_tokens)
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the libraries, which no report needs
+            prompts = quality.prompts_for(reference_folder, *size)
+            reference = quality.reference(reference_folder, prompts, p.quality_answer_tokens)
         _write(path, dataclasses.asdict(reference))
     return Yardstick(reference, _floor(reference, ideal_folder, path.with_name(f"{key}-{_key(ideal_folder, p)}.floor.json")))
 
@@ -57,7 +62,8 @@ def _reference_names(model: str, p: Params) -> tuple[str, str] | None:
 def _floor(reference: Reference, ideal_folder: Path, path: Path) -> Floor:
     if path.exists():
         return _read_floor(path)
-    floor = quality.floor_of(reference, ideal_folder)
+    with contextlib.redirect_stderr(io.StringIO()):
+        floor = quality.floor_of(reference, ideal_folder)
     _write(path, dataclasses.asdict(floor))
     return floor
 
