@@ -128,3 +128,19 @@ def test_values_that_can_only_fail_are_found(facts, version):
         subject = f"moe:{backend}:modelopt_fp4"
         assert mine.query(subject, "raises_on", {"cc": "12.0"}), subject
         assert not mine.query(subject, "final_call"), subject
+
+
+def test_the_march_2026_stack_on_an_rtx_pro_6000(facts):
+    """0.5.9: CUTLASS stands inline in the quant method, TRT-LLM goes through a layer class of its own."""
+    mine = Facts(fact for fact in facts if fact.version == "0.5.9")
+    (cutlass,) = mine.query("moe:flashinfer_cutlass:modelopt_fp4", "wiring", {"a2a": "none", "cc": "12.0"})[:1]
+    assert cutlass.value == "inline_quant_method"
+    enabled = [
+        fact for fact in mine.query("moe:flashinfer_cutlass", "enabled_by") if fact.file.endswith("fused_moe_triton/layer.py")
+    ]
+    assert [fact.value for fact in enabled] == ["enable_flashinfer_cutlass_moe"]
+    (trtllm,) = mine.query("moe:flashinfer_trtllm:modelopt_fp4", "wiring", {"a2a": "none"})[:1]
+    assert trtllm.value == "fused_moe_layer"
+    assert "FlashInferFP4MoE" in trtllm.evidence
+    calls = mine.query("moe:flashinfer_trtllm:modelopt_fp4", "final_call", {"a2a": "none"})
+    assert {call.value for call in calls} == {"flashinfer.fused_moe.trtllm_fp4_block_scale_moe"}

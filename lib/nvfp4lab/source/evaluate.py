@@ -225,7 +225,7 @@ class Evaluator:
             return self.returned(method, {"self": base}) if method and len(method.node.body) <= 12 else UNKNOWN
         if func.attr == "get_device_capability" and self.scenario.cc:
             return self.scenario.cc
-        if isinstance(base, Unknown) and self.scenario.sets(func.attr):
+        if isinstance(base, Unknown | Instance) and self.scenario.sets(func.attr):
             return self.scenario.flag(func.attr)  # `quant_config.get_name()` and the like
         if isinstance(base, Reference) and base.dotted.endswith("TopKOutputChecker") and self.scenario.sets("topk_format"):
             return func.attr.removeprefix("format_is_").upper() == self.scenario.flag("topk_format")

@@ -116,7 +116,7 @@ def _wiring_chain(reading: Reading, path: MoePath) -> list[Spot]:
     if path.create_flow is not None:
         spots += [place for event in path.create_flow.of_kind("import") for place in chain(event)]
         spots += [(path.create_flow.definition.file, line) for event in path.create_flow.events for line in event.decided]
-    if path.kernel is not None and path.wiring == moe_path.EP_LAYER:
+    if path.kernel is not None and path.wiring in (moe_path.EP_LAYER, moe_path.OWN_LAYER):
         spots.append((path.kernel.hops[0].definition.file, path.kernel.hops[0].definition.line))
     return spots
 

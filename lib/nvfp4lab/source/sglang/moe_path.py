@@ -15,7 +15,7 @@ from nvfp4lab.source.sglang import kernel_call, registry
 from nvfp4lab.source.sglang.kernel_call import KernelCall
 from nvfp4lab.source.sglang.methods import QuantMethod
 from nvfp4lab.source.sglang.reading import Reading
-from nvfp4lab.source.values import EnumValue, Instance, Layer, Scenario, Self
+from nvfp4lab.source.values import UNKNOWN, EnumValue, Instance, Layer, Scenario, Self
 
 REGISTERED, INLINE, CORE, EP_LAYER, OWN_LAYER = (
     "registered_fused_func",
@@ -94,7 +94,7 @@ def finish(reading: Reading, method: QuantMethod, path: MoePath, this: Self) -> 
         # the DeepEP layer of these versions never calls `apply`
         _through_ep_layer(reading, method, path, this)
         return path
-    if path.a2a == "none" and _through_own_layer(reading, path):
+    if path.a2a == "none" and _through_own_layer(reading, method, path):
         return path
     if path.created is not None and path.runner is not None:
         _build_runner(reading, path)
@@ -179,10 +179,11 @@ def _through_ep_layer(reading: Reading, method: QuantMethod, path: MoePath, this
         path.wiring, path.wired_by = EP_LAYER, (returned[0] if returned else path.kernel.hops[0])
 
 
-def _through_own_layer(reading: Reading, path: MoePath) -> bool:
+def _through_own_layer(reading: Reading, method: QuantMethod, path: MoePath) -> bool:
     """A layer class of its own, chosen by `get_moe_impl_class`, whose forward calls the kernel."""
     for chooser in reading.index.functions("get_moe_impl_class"):
-        flow = reading.flow(chooser, path.scenario)
+        config = Instance(method.config.name) if method.config else UNKNOWN
+        flow = reading.flow(chooser, path.scenario, {"quant_config": config})
         returned = next((event for event in flow.of_kind("return") if not _positive_guards(event)), None) or next(
             flow.of_kind("return"), None
         )
