@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvfp4lab.source.facts import Fact, Facts, holds
+from nvfp4lab.source.flow import Event
 from nvfp4lab.source.module import Definition
 from nvfp4lab.source.routes_query import FLAG_FIELDS, FLAGS, Gate, Hop, Operation, Query
 from nvfp4lab.source.routes_walk import Refusal, Walk, Walker, said
@@ -104,11 +105,16 @@ def refusal(reading: Reading, rows: list[Rule], op: Operation, backend: str, que
     return None
 
 
+def _on_main_path(event: Event) -> bool:
+    return not any(guard.holds for guard in event.guards)
+
+
 @functools.lru_cache(maxsize=4096)
 def _surely_called(reading: Reading, definition: Definition, scenario: Scenario, depth: int = 3) -> bool:
     """Whether some chain of callers reaches the rule whatever is not decided.
 
-    A function that nobody calls by name is an entry, or registered somewhere, and taken as run.
+    A function that nobody calls by name is an entry, or registered somewhere, and taken as run. A call after `if dummy: return`
+    is on the main path: those conditions are for starts without a model.
     """
     called = False
     for module in reading.index.modules(f"{definition.name}(".encode()):
@@ -117,7 +123,7 @@ def _surely_called(reading: Reading, definition: Definition, scenario: Scenario,
                 continue
             called = True
             events = reading.flow(caller, scenario).of_kind("call")
-            certain = any(event.dotted.rsplit(".", 1)[-1] == definition.name and not event.guards for event in events)
+            certain = any(event.dotted.rsplit(".", 1)[-1] == definition.name and _on_main_path(event) for event in events)
             if certain and (depth == 0 or _surely_called(reading, caller, scenario, depth - 1)):
                 return True
     return not called
