@@ -74,12 +74,20 @@ class BackendSupportedError(Exception):
     pass
 
 
+class InternalError(Exception):
+    """As a compiled module raises it through its Python binding."""
+
+
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
         (BackendSupportedError("mm_fp4 does not support backend 'cudnn' with capability 90"), Verdict.UNSUPPORTED),
         (NotImplementedError("sf_vec_size can only be 16 or 32"), Verdict.UNSUPPORTED),
         (ValueError("NVFP4 Marlin requires output_size_per_partition to be a multiple of 64, got 48."), Verdict.UNSUPPORTED),
+        (
+            InternalError("Invalid thread config: thread_m_blocks = 1, max_shared_mem = 232448, MKN = [1, 640, 48]"),
+            Verdict.UNSUPPORTED,
+        ),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), Verdict.OOM),
     ],
 )

@@ -30,6 +30,8 @@ _REFUSAL_WORDS = re.compile(
     r"|no (valid|suitable|supported) |only supports?|does not support|mismatch",
     re.IGNORECASE,
 )
+# Kernels refuse with ValueError, AssertionError, RuntimeError or classes of their own; these say that the call was wrong.
+_CALLERS_MISTAKES = (TypeError, AttributeError, NameError, ImportError, LookupError)
 _DEVICE_FAULT = re.compile(r"CUDA error|illegal memory|illegal instruction|misaligned|unspecified launch", re.IGNORECASE)
 
 
@@ -100,5 +102,5 @@ def refusal(error: BaseException) -> str | None:
     names = {base.__name__ for base in type(error).__mro__}
     if names & _REFUSAL_CLASSES:
         return text
-    stated = isinstance(error, (ValueError, RuntimeError, AssertionError, TypeError)) and _REFUSAL_WORDS.search(str(error))
+    stated = not isinstance(error, _CALLERS_MISTAKES) and _REFUSAL_WORDS.search(str(error))
     return text if stated and not _DEVICE_FAULT.search(str(error)) else None
