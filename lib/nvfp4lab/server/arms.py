@@ -81,6 +81,11 @@ class Arm(pydantic.BaseModel):
         """Whether it runs without CUDA: asked for, or nothing else is here."""
         return self.device == "cpu" or (self.device == "auto" and not processes_gpu.used_mib())
 
+    def rounds_activations(self, cc: str) -> bool:
+        """Whether its FP4 kernels round activations to FP4 too (W4A4), as native ones do from SM100 on; Marlin is W4A16."""
+        native = cc != "cpu" and float(cc) >= 10.0 and not self.on_cpu()
+        return native and not any((name or "").endswith("marlin") for name in (self.fp4_gemm_backend, self.moe_runner_backend))
+
     def gpus(self) -> int:
         """How many GPUs it needs (plain data parallelism multiplies, attention DP lives inside tp)."""
         return 0 if self.on_cpu() else self.tp * (1 if "--enable-dp-attention" in self.flags else self.dp)

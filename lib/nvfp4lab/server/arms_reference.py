@@ -12,8 +12,10 @@ import io
 import json
 from pathlib import Path
 
+from nvfp4lab import stack
 from nvfp4lab.params import Params
 from nvfp4lab.server import arms_model, quality, quality_reference
+from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.quality import Floor, Reference
 from nvfp4lab.source.fetch import cache_dir
 
@@ -26,9 +28,12 @@ class Yardstick:
     floor: Floor
 
 
-def yardstick(model: str, p: Params) -> Yardstick | None:
-    """The yardstick of an arm that serves `model`; None when nobody says what its reference is."""
-    names = _reference_names(model, p)
+def yardstick(arm: Arm, p: Params) -> Yardstick | None:
+    """The yardstick of `arm`; None when nobody says what its reference is.
+
+    A native FP4 kernel rounds activations as well: its floor is that of the ideal weights with rounded activations.
+    """
+    names = _reference_names(arm.model, p)
     if names is None:
         return None
     reference_folder, ideal_folder = map(arms_model.model_folder, names)
@@ -44,7 +49,10 @@ def yardstick(model: str, p: Params) -> Yardstick | None:
             prompts = quality.prompts_for(reference_folder, *size)
             reference = quality.reference(reference_folder, prompts, p.quality_answer_tokens)
         _write(path, dataclasses.asdict(reference))
-    return Yardstick(reference, _floor(reference, ideal_folder, path.with_name(f"{key}-{_key(ideal_folder, p)}.floor.json")))
+    rounds = names[1] != names[0] and arm.rounds_activations(stack.here().cc)
+    kind = "w4a4" if rounds else "w4a16"
+    floor_path = path.with_name(f"{key}-{_key(ideal_folder, p)}.{kind}.floor.json")
+    return Yardstick(reference, _floor(reference, ideal_folder, floor_path, arms_model.model_folder(arm.model) if rounds else None))
 
 
 def _reference_names(model: str, p: Params) -> tuple[str, str] | None:
@@ -59,11 +67,11 @@ def _reference_names(model: str, p: Params) -> tuple[str, str] | None:
     return "smol-bf16", ideal if ideal.endswith("dequantised") else "smol-bf16"
 
 
-def _floor(reference: Reference, ideal_folder: Path, path: Path) -> Floor:
+def _floor(reference: Reference, ideal_folder: Path, path: Path, rounds_activations_of: Path | None) -> Floor:
     if path.exists():
         return _read_floor(path)
     with contextlib.redirect_stderr(io.StringIO()):
-        floor = quality.floor_of(reference, ideal_folder)
+        floor = quality.floor_of(reference, ideal_folder, rounds_activations_of)
     _write(path, dataclasses.asdict(floor))
     return floor
 

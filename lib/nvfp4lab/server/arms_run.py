@@ -99,7 +99,7 @@ def _with_kernel(ask: Callable[[Server], Finding], arm: Arm, p: Params, server: 
 
 
 def _questions(p: Params, arms: list[Arm]) -> AgainstReference | AgainstFirst:
-    found = {arm.name: arms_reference.yardstick(arm.model, p) for arm in arms}
+    found = {arm.name: arms_reference.yardstick(arm, p) for arm in arms}
     sticks = {name: stick for name, stick in found.items() if stick is not None}
     if sticks:
         return AgainstReference(sticks, p.quality_concurrency, p.canary_tokens)

@@ -42,7 +42,7 @@ class PatternCanary:
 
 def canary_for(arm: Arm, p: Params) -> Checks:
     """The reference's canaries where the arm has a reference that is sure of something, else patterns."""
-    stick = arms_reference.yardstick(arm.model, p)
+    stick = arms_reference.yardstick(arm, p)
     try:
         return Canary.of(stick.reference, stick.floor, PROMPTS, p.canary_tokens) if stick else PatternCanary(p.canary_tokens)
     except LabError:
