@@ -25,7 +25,7 @@ demo: setup
 	$(BIN)/nvfp4lab run params/cpu_demo.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
