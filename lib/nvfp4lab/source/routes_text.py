@@ -75,7 +75,8 @@ def most_telling(routes: Iterable[Route]) -> Route:
 
     def key(route: Route) -> tuple:
         decided = any(gate.state != "depends" for gate in route.gates)
-        return route.op == "moe", short(route.expected) == "works", decided, route.backend != "auto", len(route.hops)
+        plain = route.backend != "auto" and not route.backend.startswith("experimental")
+        return route.op == "moe", short(route.expected) == "works", decided, plain, len(route.hops)
 
     return max(routes, key=key)
 
