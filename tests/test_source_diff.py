@@ -7,6 +7,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nvfp4lab.source import diff, diff_text
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.routes_query import WORKS, Route

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nvfp4lab.source import flashinfer_conditions, flashinfer_facts
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.index import Index

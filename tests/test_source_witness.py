@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.source import witness, witness_child
 from nvfp4lab.source.routes_query import WORKS, Gate, Hop, Query, Route
