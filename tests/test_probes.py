@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, probes, reference
 from nvfp4lab.kernels.backends import base
 from nvfp4lab.kernels.case_models import BOUNDARY_M
 from nvfp4lab.kernels.operands import Fp4Operand, ProbeError
+from nvfp4lab.kernels.poison import free_blocks, run_poisoned
 from nvfp4lab.kernels.probes_exact import TIERS, exact_gemm
 from nvfp4lab.kernels.probes_moe import exact_moe
 from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
@@ -26,7 +28,7 @@ blocks = st.integers(1, 20).map(lambda n: 16 * n)
 
 
 def run(kernel, problem) -> torch.Tensor:
-    return probes.run_poisoned(kernel, problem)
+    return run_poisoned(kernel, problem)
 
 
 @settings(max_examples=25, deadline=None)
@@ -142,6 +144,17 @@ def test_a_write_outside_the_output_is_seen():
 
     result = probes.find("exact_t24").build(GemmShape(5, 32, 48), 0, "cpu").judge(past_the_end)
     assert result.verdict is Verdict.WRONG and "guard row 5" in result.reason
+
+
+def test_free_blocks_are_found_largest_first():
+    blocks = [[("active_allocated", 512), ("inactive", 2048)], [("inactive", 4096), ("active_pending_free", 9)]]
+    snapshot = [{"blocks": [{"state": state, "size": size} for state, size in segment]} for segment in blocks]
+    assert free_blocks(snapshot) == [4096, 2048]
+
+
+def test_a_quantiser_that_writes_nothing_is_told():
+    experiment = probes.find("quantise_codes").build(QuantiseShape(8, 64), 0, "cpu")
+    assert "wrote nothing" in experiment.judge(lambda problem, out: out).reason
 
 
 def test_a_misrouted_token_is_told_by_whose_answer_it_has():

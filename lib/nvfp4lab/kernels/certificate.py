@@ -54,7 +54,9 @@ def _steps(shape: Shape, *names: str) -> tuple[Step, ...]:
 # Tall and ragged, one row, one bucket in between, and a K that is no multiple of 64: faults that hide in one of them are
 # the ones that were shipped.
 BATTERY: tuple[Step, ...] = (
-    *_steps(GemmShape(137, 144, 544), "exact_t8", "exact_t13", "exact_t24", "rounding", "global_scale", "realistic"),
+    *_steps(
+        GemmShape(137, 144, 544), "exact_t8", "exact_t13", "exact_t24", "rounding", "small_results", "global_scale", "realistic"
+    ),
     *_steps(GemmShape(1, 48, 272), "exact_t24"),
     *_steps(GemmShape(128, 64, 256), "exact_t24"),
     *_steps(
@@ -84,7 +86,17 @@ BATTERY: tuple[Step, ...] = (
     ),
 )
 FALSE_ALARM_STEPS: tuple[Step, ...] = (
-    *_steps(GemmShape(19, 32, 144), "exact_t8", "exact_t13", "exact_t24", "exact_bf16", "rounding", "global_scale", "realistic"),
+    *_steps(
+        GemmShape(19, 32, 144),
+        "exact_t8",
+        "exact_t13",
+        "exact_t24",
+        "exact_bf16",
+        "rounding",
+        "small_results",
+        "global_scale",
+        "realistic",
+    ),
     *_steps(MoeShape(9, 64, 32, 4, 2), "exact_moe", "exact_moe_small", "realistic_moe"),
 )
 

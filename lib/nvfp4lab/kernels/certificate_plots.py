@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from nvfp4lab.kernels import reference
 from nvfp4lab.kernels.certificate import Certificate
-from nvfp4lab.kernels.probes import run_poisoned
+from nvfp4lab.kernels.poison import run_poisoned
 from nvfp4lab.kernels.probes_exact import TIERS, exact_gemm
 from nvfp4lab.kernels.published import PUBLISHED
 from nvfp4lab.kernels.reference import Order

@@ -14,18 +14,17 @@ from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import gates
 from nvfp4lab.kernels.gates import GateResult
 from nvfp4lab.kernels.operands import Fp4Operand, Problem
+from nvfp4lab.kernels.poison import GuardBroken, run_poisoned
 from nvfp4lab.kernels.probes_exact import exact_gemm
 from nvfp4lab.kernels.probes_metamorphic import RELATIONS, Relation
 from nvfp4lab.kernels.probes_moe import answered_by, exact_moe
 from nvfp4lab.kernels.probes_quantise import quantise_codes
 from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
-from nvfp4lab.kernels.probes_rounding import global_scale_gemm, rounding_gemm
+from nvfp4lab.kernels.probes_rounding import global_scale_gemm, rounding_gemm, small_results_gemm
 from nvfp4lab.kernels.reference import Kernel
 from nvfp4lab.kernels.reference_bounds import gemm_expectation, moe_expectation
 from nvfp4lab.kernels.shapes import Shape
 from nvfp4lab.records import Verdict, WrongKind
-
-GUARD_ROWS = 16  # keeps the output's alignment for every N that is a multiple of 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,37 +82,13 @@ class Probe:
         return self.make(shape, seed, device, form)
 
 
-class _GuardBroken(Exception):
-    """The kernel wrote outside its output; carries the result that says where."""
-
-
-def run_poisoned(kernel: Kernel, problem: Problem) -> torch.Tensor:
-    """Output of `kernel` from a buffer of NaN with guard rows on both sides.
-
-    A kernel that returns its own tensor instead of the one given is taken as it is; its memory is not ours to poison.
-    """
-    rows, columns = problem.out_shape
-    poison = float("nan") if problem.out_dtype.is_floating_point else 0xA5
-    buffer = torch.full((rows + 2 * GUARD_ROWS, columns), poison, dtype=problem.out_dtype, device=problem.device)
-    before = buffer.view(torch.uint8).clone()
-    result = kernel(problem, buffer[GUARD_ROWS : GUARD_ROWS + rows])
-    guards = torch.cat([buffer[:GUARD_ROWS], buffer[GUARD_ROWS + rows :]]).view(torch.uint8)
-    touched = (guards != before[: 2 * GUARD_ROWS]).any(1).nonzero()
-    if touched.numel():
-        row = int(touched[0])
-        raise _GuardBroken(
-            f"wrote outside its output: guard row {row - GUARD_ROWS if row < GUARD_ROWS else rows + row - GUARD_ROWS}"
-        )
-    return result
-
-
 def _experiment(
     problem: Problem, judge: Callable[[Callable], GateResult], check: Callable[[torch.Tensor], GateResult]
 ) -> Experiment:
     def guarded(kernel: Kernel) -> GateResult:
         try:
             return judge(functools.partial(run_poisoned, kernel))
-        except _GuardBroken as broken:
+        except GuardBroken as broken:
             return GateResult(Verdict.WRONG, str(broken), WrongKind.GARBAGE)
 
     return Experiment(problem, guarded, check)
@@ -130,6 +105,11 @@ def _exact(shape, seed, device, form: Form, bits: int, bf16: bool = False) -> Ex
 
 def _rounding(shape, seed, device, form: Form) -> Experiment:
     probe = rounding_gemm(shape, seed, device)
+    return _single(form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected))
+
+
+def _small_results(shape, seed, device, form: Form) -> Experiment:
+    probe = small_results_gemm(shape, seed, device)
     return _single(form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected))
 
 
@@ -214,6 +194,13 @@ _PROBES = (
         "another output rounding than to nearest even; rounding twice",
         "errors below half an ulp of bf16",
         _rounding,
+    ),
+    Probe(
+        "small_results",
+        "gemm",
+        "a sum that is rounded to the output type before its last scaling: small results lose bits or vanish",
+        _EXACT_BLIND,
+        _small_results,
     ),
     Probe(
         "global_scale",

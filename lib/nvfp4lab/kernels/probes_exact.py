@@ -19,7 +19,7 @@ from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, ProbeError
 from nvfp4lab.kernels.probes_draw import ALL_CODES, BINADE, SIX, Draw
 from nvfp4lab.kernels.shapes import BLOCK, GemmShape
 
-ACTIVATION_GLOBAL_SCALE = 2.0**-3
+ACTIVATION_GLOBAL_SCALE = 2.0**4
 WEIGHT_GLOBAL_SCALE = 2.0**-4
 
 
@@ -233,7 +233,7 @@ def _side(plan: _Plan, draw: Draw, scales, global_scale: float, first, second, s
 
 def _bf16_activations(plan: _Plan, draw: Draw, m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(bf16 [M, K], the same in float64, unit [M]): odd integers of 8 bits, the signal of 2 bits, times a power of two a row."""
-    unit = draw.powers(-6, -2, (m,))
+    unit = draw.powers(-1, 3, (m,))
     sign = 1 - 2 * draw.integers(0, 2, (m, plan.pairs, BLOCK))
     first = (2 * draw.integers(0, 128, (m, plan.pairs, BLOCK)) + 1) * sign
     second = first * torch.where(plan.flips > 0, -1.0, 1.0) * torch.exp2(plan.exponents.double())[:, None]

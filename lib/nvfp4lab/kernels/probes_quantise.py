@@ -7,6 +7,7 @@ import torch
 from nvfp4lab.kernels import gates
 from nvfp4lab.kernels.gates import GateResult
 from nvfp4lab.kernels.operands import ProbeError, QuantiseProblem
+from nvfp4lab.kernels.poison import untouched_share
 from nvfp4lab.kernels.probes_draw import Draw
 from nvfp4lab.kernels.shapes import BLOCK, QuantiseShape
 from nvfp4lab.nvfp4 import codec
@@ -35,6 +36,10 @@ class QuantiseProbe:
     def _story(self, actual: torch.Tensor, nearest: str, result: GateResult) -> str:
         if result.place is None:
             return result.reason
+        if (share := untouched_share(actual)) > 0.5:
+            return (
+                f"the kernel wrote nothing, or little: {share:.0%} of its output still holds the poison of the memory it was given"
+            )
         wrong = actual != self.expected[nearest]
         codes = self.problem.x.shape[1] // 2
         by_kind = {kind: int(wrong[index :: len(KINDS)].sum()) for index, kind in enumerate(KINDS)}
