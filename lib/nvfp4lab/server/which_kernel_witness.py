@@ -16,7 +16,7 @@ from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.launch import Server
 from nvfp4lab.server.which_kernel import PLAIN, Agreement, Family, Operation
 
-DECODE_TOKENS = 24  # long enough that the profiler starts while the answer is still being written
+DECODE_TOKENS = 1024  # seconds on any GPU; the answer is dropped once the trace is there
 TRACE_LIMIT_S = 120.0
 
 
@@ -66,14 +66,10 @@ def route_family(arm: Arm, operation: Operation, records: Iterable[Evidence]) ->
 def decode_trace(url: str, folder: Path, on_gpu: bool) -> Path | None:
     """Trace of a decode step, taken while an answer is being written; None when the server gives none.
 
-    A request streams in the background; the profiler is started after its first token, so that prefill is not in it.
+    The answer goes on until the trace is there: starting the profiler may take longer than any short answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = set(folder.rglob("*.json*"))
-    writing = threading.Event()
-    request = threading.Thread(target=_write_answer, args=(url, writing), daemon=True)
-    request.start()
-    writing.wait(TRACE_LIMIT_S)
     asked = {
         "output_dir": str(folder.resolve()),
         "num_steps": 1,
@@ -81,21 +77,42 @@ def decode_trace(url: str, folder: Path, on_gpu: bool) -> Path | None:
         "with_stack": False,
         "record_shapes": False,
     }
-    with contextlib.suppress(requests.RequestException):
-        requests.post(f"{url}/start_profile", json=asked, timeout=TRACE_LIMIT_S)
-        request.join(TRACE_LIMIT_S)
+    with _Writing(url):
+        try:
+            requests.post(f"{url}/start_profile", json=asked, timeout=TRACE_LIMIT_S).raise_for_status()
+        except requests.RequestException:
+            return None
         return _wait_for_trace(folder, before)
-    return None
 
 
-def _write_answer(url: str, writing: threading.Event) -> None:
-    sampling = {"temperature": 0, "max_new_tokens": DECODE_TOKENS, "ignore_eos": True}
-    body = {"text": "Once upon a time", "sampling_params": sampling, "stream": True}
-    try:
-        for _ in requests.post(f"{url}/generate", json=body, stream=True, timeout=TRACE_LIMIT_S).iter_lines():
-            writing.set()
-    except requests.RequestException:
-        writing.set()  # there will be no trace; whoever asked looks at the server itself
+class _Writing:
+    """Keeps a server decoding in the background while its block runs, which starts with the first token."""
+
+    def __init__(self, url: str):
+        self._url = url
+        self._first_token, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        self._first_token.wait(TRACE_LIMIT_S)
+
+    def __exit__(self, *exception) -> None:
+        self._over.set()
+        self._thread.join(TRACE_LIMIT_S)
+
+    def _write(self) -> None:
+        sampling = {"temperature": 0, "max_new_tokens": DECODE_TOKENS, "ignore_eos": True}
+        body = {"text": "Once upon a time", "sampling_params": sampling, "stream": True}
+        with contextlib.suppress(requests.RequestException):  # whoever asked looks at the server itself
+            while not self._over.is_set():
+                with requests.post(f"{self._url}/generate", json=body, stream=True, timeout=TRACE_LIMIT_S) as reply:
+                    reply.raise_for_status()
+                    for _ in reply.iter_lines():
+                        self._first_token.set()
+                        if self._over.is_set():
+                            return  # leaving the block closes the connection, on which SGLang drops the request
+        self._first_token.set()
 
 
 def _wait_for_trace(folder: Path, before: set[Path]) -> Path | None:
