@@ -100,6 +100,12 @@ def test_what_the_host_has_is_not_carried(request_):
     assert wheels.unmet(site) == ["numba", "torch"]
 
 
+def test_versions_that_do_not_fit_are_named(request_):
+    add_package(request_.site, "transformers", "5.12.1", ("huggingface-hub<2.0",))
+    add_package(request_.site, "huggingface-hub", "2.4.0")
+    assert wheels.conflicts(request_.site) == ["huggingface-hub 2.4.0 is there, but something asks for <2.0"]
+
+
 def test_trimming_keeps_what_is_asked_for(request_):
     plan = recipe.load()
     kept = dataclasses.replace(request_, keep=frozenset({"flash-attention"}))
@@ -164,6 +170,32 @@ def test_a_broken_import_is_not_taken_for_absence(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="missing_requirement"):
         build_module.find(["broken_package:f"])
+
+
+LOADER = """
+import os, pathlib
+def build(linked):
+    folder = pathlib.Path(os.environ["TVM_FFI_CACHE_DIR"]) / "m"
+    folder.mkdir()
+    if linked:
+        (folder / "m.so").write_bytes(b"x")
+    raise OSError("libcuda.so.1: cannot open shared object file")
+"""
+
+
+def test_a_module_that_needs_the_driver_is_built_though_it_cannot_be_loaded(tmp_path, monkeypatch):
+    """What was linked counts; a build that left nothing is a failure."""
+    (tmp_path / "loader_of_test.py").write_text(LOADER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(build_module, "fake_capability", lambda *_: None)
+    job = {"functions": ["loader_of_test:build"], "arguments": [True], "capability": [9, 0]}
+    monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path / "linked"))
+    (tmp_path / "linked").mkdir()
+    assert build_module.build_sglang(job) == tmp_path / "linked/m/m.so"
+    monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path / "empty"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OSError, match="libcuda"):
+        build_module.build_sglang(job | {"arguments": [False]})
 
 
 CHILD = """
@@ -259,7 +291,7 @@ def test_the_lab_in_the_bundle_runs_on_its_own(request_):
     """From the bundle's copy, not from this checkout, and with its engine's entry point."""
     pack.copy_lab(request_)
     library = request_.bundle / "lab/lib"
-    code = "import nvfp4lab, importlib.metadata as m\nprint(nvfp4lab.__file__, [e.value for e in m.entry_points(group='papermill.engine')])"
+    code = "import nvfp4lab, importlib.metadata as m\nprint(nvfp4lab.__file__, m.entry_points(group='papermill.engine'))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(library)}, capture_output=True, text=True, check=True
     )

@@ -112,6 +112,8 @@ OTHERS = {
         "launch_server.py: error: argument --moe-runner-backend: invalid choice: 'flashinfer_b12x' (choose from 'auto', 'deep_gemm', 'triton')",
         "cudnn._compiled_module.cudnnGraphNotSupportedError: No execution plans support the graph.",
         "AssertionError: flashinfer_trtllm MoE only supports SM100",
+        "AssertionError: Invalid quantization 'None'. ",
+        "ValueError: Current platform does not support NVFP4 quantization with the selected MoE backend. Please use Blackwell and above",
         "ValueError: --moe-a2a-backend deepep is not supported with modelopt_fp4",
         "RuntimeError: cutlass_dsl expects arch to be one of [sm_100a, sm_103a], but got sm_121a",
     ],

@@ -68,6 +68,8 @@ def _install_once(request: Request, plan: Recipe, say: Callable[[str], None]) ->
     say(f"wheels: SGLang {request.sglang} for Python {request.python}, about two minutes and 1 GB of downloads")
     request.scratch.mkdir(parents=True, exist_ok=True)
     wheels.install(request, plan)
+    for conflict in wheels.conflicts(request.site):
+        say(f"  note: {conflict}")
     stamp.write_text(fingerprint)
 
 

@@ -25,6 +25,7 @@ export PATH="$NVFP4LAB_BUNDLE/bin:$PATH"
 export TVM_FFI_CACHE_DIR="$NVFP4LAB_BUNDLE/cache/tvm-ffi"
 export FLASHINFER_WORKSPACE_BASE="$NVFP4LAB_BUNDLE/cache/flashinfer"
 export NVFP4LAB_CACHE="$NVFP4LAB_BUNDLE"  # fixture models lie in models/
+export JUPYTER_PATH="$NVFP4LAB_BUNDLE/site/share/jupyter${{JUPYTER_PATH:+:$JUPYTER_PATH}}"  # templates of nbconvert
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 if [ -z "${{CUDA_HOME:-}}" ]; then
   CUDA_HOME=/usr/local/cuda
@@ -60,6 +61,8 @@ here="$(cd "$(dirname "$0")" && pwd)"
 (cd "$here" && sha256sum --quiet -c SHA256SUMS)
 mkdir -p "${1:-.}"
 cat "$here"/bundle.tar.xz.* | tar -xJ -C "${1:-.}"
+# Byte code once, now: without it the first start of every process compiles thousands of modules, and a read-only folder never keeps it.
+! command -v python3 >/dev/null || python3 -m compileall -q -j 0 "${1:-.}/bundle/site" "${1:-.}/bundle/lab" >/dev/null 2>&1 || true
 echo "unpacked; next: . ${1:-.}/bundle/activate"
 """
 

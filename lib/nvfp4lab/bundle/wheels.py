@@ -198,3 +198,15 @@ def unmet(site: Path) -> list[str]:
     """Requirements of what is in `site` that nothing in it provides: the host brings them, or serving never imports them."""
     present = {canonical(distribution.name) for distribution in importlib.metadata.distributions(path=[str(site)])}
     return sorted(name for name in _needs(site) if name not in present)
+
+
+def conflicts(site: Path) -> list[str]:
+    """Packages in `site` whose version another one there refuses, as sentences for a person to judge."""
+    versions = {canonical(item.name): item.version for item in importlib.metadata.distributions(path=[str(site)])}
+    return sorted(
+        f"{name} {versions[name]} is there, but something asks for {need.specifier}"
+        for name, needs in _needs(site).items()
+        if name in versions
+        for need in needs
+        if not _meets(versions[name], need)
+    )
