@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
 from nvfp4lab import cli
 from nvfp4lab.bundle import build_module, kernels, make, pack, recipe, toolkit, wheels
 from nvfp4lab.bundle.recipe import Module, Request
 from nvfp4lab.errors import LabError
-from packaging.requirements import Requirement
 
 
 @pytest.fixture

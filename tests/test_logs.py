@@ -7,8 +7,9 @@ import json
 import random
 import time
 
-import log_samples
 import pytest
+
+import log_samples
 from nvfp4lab import cli
 from nvfp4lab.records import Verdict
 from nvfp4lab.server import logs, logs_signatures

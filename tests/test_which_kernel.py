@@ -6,6 +6,7 @@ import json
 import pytest
 
 from nvfp4lab import stack
+from nvfp4lab.nvfp4.checkpoint_modules import LayerKind
 from nvfp4lab.records import Evidence, Stack, Target, Verdict
 from nvfp4lab.server import which_kernel, which_kernel_witness
 from nvfp4lab.server.arms import Arm
@@ -130,10 +131,10 @@ def test_a_route_ends_in_a_family(final_call, flag, family):
 @pytest.mark.parametrize(
     ("layers", "expected"),
     [
-        ({"dense": 4, "shared_expert": 0, "routed_expert": 0}, ("fp4_gemm",)),
-        ({"dense": 0, "shared_expert": 2, "routed_expert": 8}, ("fp4_gemm", "moe")),
-        ({"routed_expert": 8}, ("moe",)),
-        ({"dense": 0, "routed_expert": 0}, (PLAIN,)),
+        ({LayerKind.DENSE: 4, LayerKind.SHARED_EXPERT: 0, LayerKind.ROUTED_EXPERT: 0}, ("fp4_gemm",)),
+        ({LayerKind.DENSE: 0, LayerKind.SHARED_EXPERT: 2, LayerKind.ROUTED_EXPERT: 8}, ("fp4_gemm", "moe")),
+        ({LayerKind.ROUTED_EXPERT: 8}, ("moe",)),
+        ({LayerKind.DENSE: 0, LayerKind.ROUTED_EXPERT: 0}, (PLAIN,)),
     ],
 )
 def test_what_must_be_traced_depends_on_the_checkpoint(layers, expected):

@@ -61,7 +61,7 @@ here="$(cd "$(dirname "$0")" && pwd)"
 (cd "$here" && sha256sum --quiet -c SHA256SUMS)
 mkdir -p "${1:-.}"
 cat "$here"/bundle.tar.xz.* | tar -xJ -C "${1:-.}"
-# Byte code once, now: without it the first start of every process compiles thousands of modules, and a read-only folder never keeps it.
+# Byte code once, now: without it each first start compiles thousands of modules, and a read-only folder never keeps it.
 ! command -v python3 >/dev/null || python3 -m compileall -q -j 0 "${1:-.}/bundle/site" "${1:-.}/bundle/lab" >/dev/null 2>&1 || true
 echo "unpacked; next: . ${1:-.}/bundle/activate"
 """

@@ -22,8 +22,10 @@ TRACE_LIMIT_S = 120.0
 
 def operations(fp4_layers: Mapping[str, int]) -> tuple[Operation, ...]:
     """What must be traced for a checkpoint with these FP4 layers by kind (`audit(...).summary.fp4`)."""
-    dense = fp4_layers.get("dense", 0) + fp4_layers.get("shared_expert", 0)
-    found = (("fp4_gemm", dense), ("moe", fp4_layers.get("routed_expert", 0)))
+    from nvfp4lab.nvfp4.checkpoint_modules import LayerKind  # torch
+
+    dense = fp4_layers.get(LayerKind.DENSE, 0) + fp4_layers.get(LayerKind.SHARED_EXPERT, 0)
+    found = (("fp4_gemm", dense), ("moe", fp4_layers.get(LayerKind.ROUTED_EXPERT, 0)))
     return tuple(operation for operation, layers in found if layers) or (PLAIN,)
 
 
