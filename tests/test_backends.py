@@ -50,6 +50,29 @@ def test_narrow_accumulators_are_told_by_the_tiers(kind):
     assert found == {"exact_t8": Verdict.OK, "exact_t24": Verdict.WRONG}
 
 
+MARLIN_ON_AN_H200 = {
+    "exact_t8": "ok",
+    "exact_t13": "ok",
+    "exact_t24": "degraded",
+    "exact_bf16": "degraded",
+    "global_scale": "inexact",
+    "realistic": "inexact",
+    "row_permutation": "ok",
+    "scale_doubling": "ok",
+    "batch_invariance": "ok",
+    "split_m": "ok",
+    "repeat": "ok",
+    "interleave": "ok",
+}
+
+
+@pytest.mark.parametrize("probe", MARLIN_ON_AN_H200)
+def test_the_model_of_marlin_fails_what_the_card_failed(probe):
+    """sglang 0.5.17 on an H200, 16 x 2048 x 4096; the model at a quarter of each size."""
+    result = run_case(Case("emulation.gemm_marlin", probe, GemmShape(16, 512, 1024)))
+    assert str(result.kind or result.verdict) == MARLIN_ON_AN_H200[probe]
+
+
 @WITHOUT_GPU
 def test_without_a_gpu_a_gpu_backend_is_not_run_with_the_reason():
     for backend in backends.every().values():

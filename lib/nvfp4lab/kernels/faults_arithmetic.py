@@ -63,11 +63,3 @@ def narrow_accumulator(bits: int) -> Kernel:
         return out.copy_(total * (left_scale * problem.weights.global_scale))
 
     return broken
-
-
-def rounded_before_scaling(problem: GemmProblem, out: torch.Tensor) -> torch.Tensor:
-    """The sum carries a factor of 2^-119 and is rounded to bf16 before it is undone, as in SGLang's Marlin."""
-    left, left_scale = reference.split_scale(problem.activations)
-    total = reference.accumulate(left * left_scale, problem.weights.unscaled(), reference.Order("blocked", 64))
-    early = (total.double() * 2.0**-119).bfloat16()
-    return out.copy_(early.double() * 2.0**119 * problem.weights.global_scale)

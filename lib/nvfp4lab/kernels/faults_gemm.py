@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from nvfp4lab.kernels import reference
+from nvfp4lab.kernels import reference, reference_marlin
 from nvfp4lab.kernels.faults import (
     Fault,
     Inject,
@@ -26,7 +26,6 @@ from nvfp4lab.kernels.faults_arithmetic import (
     narrow_accumulator,
     one_ulp,
     round_twice,
-    rounded_before_scaling,
     rounded_by,
     ties_away,
     truncate_to_bf16,
@@ -222,7 +221,7 @@ _GEMM: tuple[tuple[str, str, Inject], ...] = (
     ("output truncated", "wrong rounding mode", rounded_by(truncate_to_bf16)),
     ("ties rounded away from zero", "wrong rounding mode", rounded_by(ties_away)),
     ("output rounded twice", "intermediate type", rounded_by(round_twice)),
-    ("rounded before the last scaling", "SGLang's Marlin on an H200", instead(rounded_before_scaling)),
+    ("Marlin's bf16 subnormals", "SGLang's Marlin on an H200", instead(reference_marlin.gemm)),
     ("writes nothing", "FlashInfer's nvfp4_quantize on SM90: an empty body", instead(lambda problem, out: out)),
     ("one value off by one ulp", "published tolerance lets it through", on_output(one_ulp)),
     ("all values off by one ulp", "published tolerance lets it through", on_output(all_one_ulp)),

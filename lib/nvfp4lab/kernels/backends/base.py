@@ -21,6 +21,8 @@ Launch = Callable[[], torch.Tensor]
 
 # Conventions that decide which problem a backend is given, and with which probe its speed is bought.
 GLOBAL_SCALES_IN_BF16 = "global scales rounded to bf16 by SGLang's preparation"
+SMALL_WEIGHTS_FLUSHED = "weights below 2^-7 of the global scale become zero (bf16 subnormals)"
+ROUNDED_BEFORE_SCALING = "the sum is rounded to bf16 before the global scale: results below 2^-7 of it lose bits"
 SPLIT_K_IN_BF16 = "split-K partial sums added in bf16 by atomics where SGLang chooses so (SM90 and later)"
 
 # What kernels and their Python front ends say when they refuse by themselves, beside the two exception classes.

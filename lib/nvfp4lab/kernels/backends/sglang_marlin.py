@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
-from nvfp4lab.kernels.backends.base import GLOBAL_SCALES_IN_BF16, SPLIT_K_IN_BF16, Launch, needs_gpu
+from nvfp4lab.kernels.backends.base import (
+    GLOBAL_SCALES_IN_BF16,
+    ROUNDED_BEFORE_SCALING,
+    SMALL_WEIGHTS_FLUSHED,
+    SPLIT_K_IN_BF16,
+    Launch,
+    needs_gpu,
+)
 from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, MoeProblem, activation_values
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape
 from nvfp4lab.records import Target
@@ -35,7 +42,7 @@ class MarlinDense:
     op: str = "gemm"
     activations: str = "bf16"
     arithmetic: str = "bf16"
-    conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SPLIT_K_IN_BF16)
+    conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SPLIT_K_IN_BF16, SMALL_WEIGHTS_FLUSHED, ROUNDED_BEFORE_SCALING)
     variants: tuple[str, ...] = ("cuda_graph", "streams")
 
     def is_available(self) -> str | None:
@@ -87,6 +94,8 @@ class MarlinMoe:
     conventions: tuple[str, ...] = (
         GLOBAL_SCALES_IN_BF16,
         SPLIT_K_IN_BF16,
+        SMALL_WEIGHTS_FLUSHED,
+        ROUNDED_BEFORE_SCALING,
         "one global scale for gate and up (the gate's), as SGLang's loader keeps it",
     )
     variants: tuple[str, ...] = ("cuda_graph", "streams")

@@ -4,8 +4,8 @@ import dataclasses
 
 import torch
 
-from nvfp4lab.kernels import reference
-from nvfp4lab.kernels.backends.base import Launch
+from nvfp4lab.kernels import reference, reference_marlin
+from nvfp4lab.kernels.backends.base import GLOBAL_SCALES_IN_BF16, ROUNDED_BEFORE_SCALING, SMALL_WEIGHTS_FLUSHED, Launch
 from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, MoeProblem, Problem, activation_values
 from nvfp4lab.kernels.reference import Order
 from nvfp4lab.kernels.reference_bounds import moe_value
@@ -99,9 +99,34 @@ class Emulation:
         return dataclasses.replace(problem, activations=problem.activations.value(torch.bfloat16))
 
 
+@dataclasses.dataclass(frozen=True)
+class MarlinEmulation:
+    """SGLang's Marlin GEMM as an H200 showed it: shows on a CPU which probes it fails there, and why."""
+
+    name: str = "emulation.gemm_marlin"
+    op: str = "gemm"
+    activations: str = "bf16"
+    arithmetic: str = "fp32"
+    conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SMALL_WEIGHTS_FLUSHED, ROUNDED_BEFORE_SCALING)
+    variants: tuple[str, ...] = ()
+
+    def is_available(self) -> str | None:
+        return None
+
+    def can_run(self, target: Target, shape: Shape) -> str | None:
+        return _too_large(shape)
+
+    def prepare(self, problem: GemmProblem) -> None:
+        return None
+
+    def bind(self, prepared: None, problem: GemmProblem, out: torch.Tensor) -> Launch:
+        return lambda: reference_marlin.gemm(problem, out)
+
+
 BACKENDS = (
     TorchReference("gemm"),
     TorchReference("moe"),
     *(Emulation(op, kind) for op in ("gemm", "moe") for kind in (torch.float32, torch.bfloat16, torch.float16)),
-    Emulation("moe", torch.float32, "bf16"),
+    *(Emulation("moe", kind, "bf16") for kind in (torch.float32, torch.bfloat16)),
+    MarlinEmulation(),
 )
