@@ -36,7 +36,7 @@ def visit(chromium: str, page: Path, width: int = 900, height: int = 1400, dark:
             "--enable-logging=stderr",
         ]
         if dark:
-            common.append("--force-dark-mode")
+            common.append("--blink-settings=preferredColorScheme=0")
         log = f"--log-net-log={net_log}"
         dump = subprocess.run([*common, log, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
         subprocess.run([*common, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120, check=True)

@@ -4,8 +4,10 @@ import base64
 
 import nbformat
 import pytest
-from browser import visit
+from matplotlib import image
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from browser import visit
 from nvfp4lab.records import Evidence, Stack, Target, Verdict
 from nvfp4lab.report import index, page
 from nvfp4lab.report.sanitise import sanitise
@@ -77,6 +79,16 @@ def test_a_page_opens_offline_and_shows_its_pictures(tmp_path, chromium):
     assert "<strong>An answer</strong>" in seen.dom
     assert path.stat().st_size <= page.MAX_PAGE_BYTES
     assert seen.screenshot.stat().st_size > 20_000
+
+
+@pytest.mark.browser
+def test_a_page_follows_the_readers_colours_and_fits_a_phone(tmp_path, chromium):
+    path = render(tmp_path, new_markdown_cell("# Title\n\n" + "a_long_word_" * 20))
+    light, dark, phone = visit(chromium, path), visit(chromium, path, dark=True), visit(chromium, path, width=400)
+    pixels = {name: image.imread(seen.screenshot)[5:60, 5:60, :3].mean() for name, seen in (("light", light), ("dark", dark))}
+    assert pixels["light"] > 0.9
+    assert pixels["dark"] < 0.3
+    assert image.imread(phone.screenshot).shape[1] == 400
 
 
 @pytest.mark.browser
