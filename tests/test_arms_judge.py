@@ -17,7 +17,8 @@ from nvfp4lab.server.arms_plan import Planned
 from nvfp4lab.server.launch import Limits, Server
 
 FAKE = Path(__file__).with_name("launch_fake_server.py")
-FAST = Limits(idle_s=1.5, spinning_s=1.5, term_s=0.3, release_s=5, poll_s=0.02, health_s=1)
+LIMITS = Limits(idle_s=30, spinning_s=30, term_s=0.3, release_s=5, poll_s=0.02, health_s=5)
+HANGING = Limits(idle_s=1.5, term_s=0.3, poll_s=0.02)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def fakes(monkeypatch):
             lambda port: [sys.executable, "-I", "-S", str(FAKE), str(port), arm.model],
             os.environ,
             run_dir,
-            FAST,
+            HANGING if arm.model == "hangs" else LIMITS,
             on_state,
         )
 
@@ -41,7 +42,7 @@ def fakes(monkeypatch):
 
 
 def judge(mode: str, run_dir: Path, ask) -> arms_judge.Judged:
-    return arms_judge.judge(Planned(Arm(name="x", model=mode), True), run_dir, FAST, ask)
+    return arms_judge.judge(Planned(Arm(name="x", model=mode), True), run_dir, LIMITS, ask)
 
 
 def test_a_sound_server_is_ok_and_its_record_says_how_long_and_what_was_left(tmp_path, fakes):
@@ -106,7 +107,7 @@ def test_a_failed_start_has_a_verdict_and_a_reason(tmp_path, fakes, mode, verdic
 
 
 def test_a_model_that_is_no_checkpoint_is_not_run_with_the_reason(tmp_path):
-    evidence = arms_judge.judge(Planned(Arm(name="x", model="/no/such/model"), True), tmp_path, FAST, broken).evidence
+    evidence = arms_judge.judge(Planned(Arm(name="x", model="/no/such/model"), True), tmp_path, LIMITS, broken).evidence
     assert evidence.verdict is Verdict.NOT_RUN and "/no/such/model: neither a checkpoint folder" in evidence.reason
 
 

@@ -14,7 +14,7 @@ from nvfp4lab.server.launch import Limits, Server
 from nvfp4lab.server.load import LoadRun, Request
 
 FAKE = Path(__file__).with_name("launch_fake_server.py")
-FAST = Limits(idle_s=1.5, spinning_s=1.5, term_s=0.3, release_s=5, poll_s=0.02, health_s=1)
+LIMITS = Limits(idle_s=30, spinning_s=30, term_s=0.3, release_s=5, poll_s=0.02, health_s=5)
 
 
 class Canary:
@@ -52,7 +52,7 @@ def sweep_of(monkeypatch, tmp_path):
     def server_of(arm, run_dir, limits, on_state=lambda *_: None):
         started.append(arm.name)
         command = [sys.executable, "-I", "-S", str(FAKE)]
-        return Server(arm.name, lambda port: [*command, str(port), arm.model], os.environ, run_dir, FAST, on_state)
+        return Server(arm.name, lambda port: [*command, str(port), arm.model], os.environ, run_dir, LIMITS, on_state)
 
     def folder(model: str) -> Path:
         if model == "absent":
