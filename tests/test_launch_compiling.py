@@ -19,7 +19,7 @@ subprocess.run([sys.argv[1], "-I", "-S", "-c", sys.argv[2]])
 sys.argv = [sys.argv[4], sys.argv[3], "healthy"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-BUSY = "import time\nend = time.monotonic() + 1.6\nwhile time.monotonic() < end: pass"
+BUSY = "import time\nend = time.monotonic() + 3.0\nwhile time.monotonic() < end: pass"
 ASLEEP = "import time; time.sleep(30)"
 
 
@@ -44,15 +44,15 @@ def compiling_server(tmp_path, ptxas: Path, work: str, limits: Limits, seen: lis
 
 def test_compiling_is_a_state_and_progress(tmp_path, ptxas):
     seen = []
-    limits = Limits(idle_s=0.8, spinning_s=0.8, term_s=1, poll_s=0.02)
+    limits = Limits(idle_s=2.0, spinning_s=2.0, term_s=1, poll_s=0.02)
     with compiling_server(tmp_path, ptxas, BUSY, limits, seen) as server:
-        assert server.outcome.seconds > 1.6
+        assert server.outcome.seconds > 3.0
     assert seen.index(State.COMPILING) < seen.index(State.READY)
 
 
 def test_a_compiler_that_does_nothing_is_a_hang(tmp_path, ptxas):
     seen = []
-    limits = Limits(idle_s=0.8, spinning_s=0.8, term_s=1, poll_s=0.02)
+    limits = Limits(idle_s=2.0, spinning_s=2.0, term_s=1, poll_s=0.02)
     with pytest.raises(StartFailed, match="while compiling") as failed:
         compiling_server(tmp_path, ptxas, ASLEEP, limits, seen).start()
     assert failed.value.outcome.state is State.HUNG
