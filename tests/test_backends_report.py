@@ -1,6 +1,7 @@
 """What notebooks 22 and 23 tell: failures with their repro line, refusals, speeds, and disagreement with the source."""
 
 import pytest
+
 from nvfp4lab.kernels import case_plots, case_report
 from nvfp4lab.kernels.case_expectations import mismatches
 from nvfp4lab.kernels.cases import Case, CaseResult

@@ -4,6 +4,7 @@ import json
 from importlib import resources
 
 import pytest
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, plan
 from nvfp4lab.kernels.case_models import BOUNDARY_M, MODELS, boundary_shapes, model_shapes

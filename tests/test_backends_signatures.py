@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from nvfp4lab.kernels import backends
 from nvfp4lab.kernels.probes_exact import exact_gemm
 from nvfp4lab.kernels.probes_moe import exact_moe

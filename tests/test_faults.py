@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from nvfp4lab.kernels import reference
 from nvfp4lab.kernels.certificate import FAULTS
 from nvfp4lab.kernels.probes_exact import exact_gemm

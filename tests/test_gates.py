@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from nvfp4lab.kernels import gates
 from nvfp4lab.kernels.gates import Tolerance
 from nvfp4lab.kernels.operands import ProbeError
