@@ -8,6 +8,7 @@ import nbformat
 import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+
 from nvfp4lab.batch import cleanup, notebooks
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
@@ -72,6 +73,22 @@ def test_what_a_notebook_declares(lab):
     lab("51_needs", "1", after=["10_dispatch_routes"], gpus=2, timeout_s=7)
     about = notebooks.declared("51_needs")
     assert (about.after, about.gpus, about.timeout_s, about.parameters) == (("10_dispatch_routes",), 2, 7, {"run_dir"})
+    assert about.resumes is False
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_notebook_that_resumes_finds_what_a_killed_attempt_had_measured(lab, tmp_path, resumes):
+    lost, attempt = tmp_path / "pieces" / "0123.lost-0", tmp_path / "pieces" / "0123.attempt-x"
+    (lost / "answers").mkdir(parents=True)
+    (lost / "answers" / "a.json").write_text("[1]")
+    (lost / "ledger.jsonl").write_text("kept\n")
+    attempt.mkdir()
+    arguments = lab(
+        "52_resumes", "from pathlib import Path\nprint(sorted(p.name for p in Path(run_dir).iterdir()))", resumes=resumes
+    )
+    assert notebooks.execute(arguments, attempt)[0] is Verdict.OK
+    assert (attempt / "ledger.jsonl").exists() is resumes
+    assert (attempt / "answers" / "a.json").exists() is resumes
 
 
 def test_an_unknown_notebook_names_its_nearest(lab):

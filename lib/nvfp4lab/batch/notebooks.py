@@ -1,7 +1,8 @@
 """Where the notebooks are, what each one declares about itself, and the piece that executes one.
 
-A notebook's own metadata says what it needs: `metadata.nvfp4lab = {"after": [...], "gpus": 0, "timeout_s": 600}`.
-`after` names notebooks whose evidence it reads; ["*"] means every other one of the run.
+A notebook's own metadata says what it needs: `metadata.nvfp4lab = {"after": [...], "gpus": 0, "timeout_s": 600,
+"resumes": false}`. `after` names notebooks whose evidence it reads; ["*"] means every other one of the run. `gpus` may
+be "arms": as many as the largest arm of the params asks for, or "any": one where this host has one. `resumes`: it skips what its run folder already holds.
 """
 
 import ast
@@ -9,13 +10,16 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from nvfp4lab.batch.piece import RESULT_FILE
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Ledger, Verdict
 
+MEASURED_FOLDERS = ("answers", "load")
 NOTEBOOK_FILE, REPORT_FILE, LEDGER_FILE = "notebook.ipynb", "report.html", "ledger.jsonl"
 
 
@@ -46,8 +50,9 @@ class Declared:
     """What a notebook says of itself. parameters: the names its `parameters` cell assigns."""
 
     after: tuple[str, ...]
-    gpus: int
+    gpus: int | Literal["arms", "any"]
     timeout_s: float
+    resumes: bool
     parameters: frozenset[str]
 
 
@@ -68,6 +73,7 @@ def declared(name: str) -> Declared:
         after=tuple(own.get("after", ())),
         gpus=own.get("gpus", 0),
         timeout_s=own.get("timeout_s", 1800),
+        resumes=own.get("resumes", False),
         parameters=frozenset(target.id for targets in assigned for target in targets if isinstance(target, ast.Name)),
     )
 
@@ -89,6 +95,8 @@ def execute(arguments: Mapping[str, Any], attempt: Path) -> tuple[Verdict, str]:
     from nvfp4lab.report import page
 
     executed = attempt / NOTEBOOK_FILE
+    if declared(arguments["notebook"]).resumes:
+        _carry_over(attempt)
     with (attempt / "log.txt").open("w", encoding="utf-8") as log:
         try:
             papermill.execute_notebook(
@@ -111,3 +119,17 @@ def execute(arguments: Mapping[str, Any], attempt: Path) -> tuple[Verdict, str]:
     records = list(Ledger(attempt / LEDGER_FILE))
     page.render(executed, attempt / REPORT_FILE, records)
     return Verdict(outcome["verdict"]), outcome["reason"]
+
+
+def _carry_over(attempt: Path) -> None:
+    """Copy what the last unfinished attempt of the same piece had measured, for a notebook that goes on from there."""
+    digest = attempt.name.split(".")[0]
+    earlier = [path for path in attempt.parent.glob(f"{digest}.*") if path != attempt and (path / LEDGER_FILE).exists()]
+    unfinished = [path for path in earlier if not (path / RESULT_FILE).exists()]
+    if not unfinished:
+        return
+    latest = max(unfinished, key=lambda path: (path / LEDGER_FILE).stat().st_mtime)
+    shutil.copy2(latest / LEDGER_FILE, attempt / LEDGER_FILE)
+    for name in MEASURED_FOLDERS:
+        if (latest / name).is_dir():
+            shutil.copytree(latest / name, attempt / name)

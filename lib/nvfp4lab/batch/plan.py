@@ -68,9 +68,15 @@ def _piece(stem: str, name: str, about: notebooks.Declared, values: params.Param
         entry=NOTEBOOK_ENTRY,
         arguments={"notebook": name, "parameters": wanted, "cell_timeout_s": values.cell_timeout_s},
         inputs_digest=_digest(notebooks.digest(name), library_digest(), stack_digest()),
-        needs=Needs(gpus=about.gpus, memory_gib=values.memory_gib),
+        needs=Needs(gpus=_gpus(about, values), memory_gib=values.memory_gib),
         timeout_s=about.timeout_s,
     )
+
+
+def _gpus(about: notebooks.Declared, values: params.Params) -> int:
+    if about.gpus == "arms":
+        return max((arm.gpus() for arm in values.arms), default=0)
+    return min(1, len(stack.gpu_names())) if about.gpus == "any" else about.gpus
 
 
 def _depending(piece: Piece, inputs: Sequence[Piece]) -> Piece:
