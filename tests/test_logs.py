@@ -51,6 +51,7 @@ OTHERS = {
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 94.97 GiB of which 1.1 GiB is free.",
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
         "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: [b12x] workspace allocation of 3221225472 bytes failed: out of memory",
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "ValueError: Loaded weights leave no GPU memory for the KV cache. Please try to increase --mem-fraction-static.",
         "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9437184 bytes.",
@@ -60,6 +61,8 @@ OTHERS = {
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
         "[2026-11-29 12:04:59 TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
         "[2026-11-29 12:04:59 TP0] Watchdog timeout (self.watchdog_timeout=300)",
+        "TimeoutError: Server did not become ready in 600 seconds",
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId: wait timeout after 600000ms",
     ],
     "crash_at_runtime": [
         "RuntimeError: CUDA error: misaligned address",
@@ -78,6 +81,8 @@ OTHERS = {
         "ImportError: /opt/site/sgl_kernel/sm100/common_ops.abi3.so: undefined symbol: _ZN2at4_ops5zeros4callEv",
         "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
         "ModuleNotFoundError: No module named 'flashinfer'",
+        "ModuleNotFoundError: No module named 'sgl_kernel.infllm_v2'",
+        "RuntimeError: flashinfer-cubin version (0.6.3) does not match flashinfer version (0.6.15.post1). Please install the same version.",
         "ImportError: cannot import name 'nvfp4_quantize' from 'flashinfer' (/opt/site/flashinfer/__init__.py)",
         "ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by /opt/site/sgl_kernel/common_ops.so)",
         "ValueError: 'qwen3_asr' is already used by a Transformers config, pick another name.",
@@ -98,6 +103,8 @@ OTHERS = {
         "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",
         "ValueError: Weight input_size_per_partition = 288 is not divisible by min_thread_k = 128.",
         "RuntimeError: size_n = 160 is not divisible by tile_n_size = 64",
+        "ValueError: Intermediate size 160 per partition must be a multiple of 64 for Marlin",
+        "AssertionError: Tried to load weight of size torch.Size([4096, 3584]) to a parameter of size torch.Size([4096, 7168])",
     ],
     "crash_at_load": [
         "AttributeError: 'NoneType' object has no attribute 'group_size'",
@@ -123,6 +130,7 @@ OTHERS = {
         "ninja: build stopped: subcommand failed.",
         "ptxas fatal   : Value 'sm_103a' is not defined for option 'gpu-name'",
         "nvcc fatal   : Unsupported gpu architecture 'compute_120f'",
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
         '/opt/site/flashinfer/data/include/flashinfer/norm.cuh(25): error: identifier "__nv_fp4_e2m1" is undefined',
         "ptxas /tmp/tmpxft_0000.ptx, line 5512; error   : Instruction 'mma with block scale' not supported on .target 'sm_120'",
         "RuntimeError: Error building extension 'fused_moe_90'",
@@ -177,6 +185,15 @@ def test_a_notice_names_its_class_and_leaves_the_verdict_ok(name, line):
     failed = classify(healthy + log_samples.crash("torch.OutOfMemoryError: CUDA out of memory."))
     assert (failed.symptom_class, failed.verdict) == ("oom", Verdict.OOM)
     assert "OutOfMemoryError" in failed.line
+
+
+def test_a_survived_failure_that_a_notice_quotes_is_no_failure():
+    """The autotuner prints why it skipped a tactic; the same words alone are a failure."""
+    quoted = "Failed to initialize cutlass TMA WS grouped gemm. Error: Error Internal"
+    notice = f"[2026-11-29 12:00:39 TP0] [Autotuner]: Skipping tactic <MoERunner> 23, due to failure while profiling: {quoted}"
+    healthy = [*log_samples.start(ready=False), notice, *log_samples.start()[-4:], *log_samples.traffic()]
+    assert (classify(healthy).verdict, classify(healthy).symptom_class) == (Verdict.OK, "slow")
+    assert classify([*healthy, quoted]).symptom_class == "garbage"
 
 
 UNKNOWN = [

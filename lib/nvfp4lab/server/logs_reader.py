@@ -25,6 +25,7 @@ HARMLESS = re.compile(
 )
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
 CHAINED = re.compile(r"^(During handling of the above exception|The above exception was the direct cause)")
+EXCEPTION = re.compile(r"([a-z_]\w*\.)*[A-Z]\w*(Error|Exception): \S")
 CONSEQUENCE = re.compile(
     r"^(SystemExit|KeyboardInterrupt|EOFError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError|(\w+\.)*CancelledError"
     r"|(\w+\.)*ChildFailedError|(\w+\.)*ProcessExitedException)"
@@ -226,6 +227,10 @@ class Reader:
         if CONSEQUENCE.search(text) or died:
             self.run.consequence = self.run.consequence or place
             return "consequence"
+        if EXCEPTION.match(text) and message.level not in CALM_LEVELS:
+            self._batches = 0
+            self.run.unknown = self.run.unknown or place  # printed without its traceback
+            return "exception"
         if message.level in ("ERROR", "CRITICAL", "FATAL") and not HARMLESS.search(text):
             self.run.error = self.run.error or place
             return "error"
@@ -245,6 +250,7 @@ class Reader:
             matched = [(signature, found) for signature, found in matched if asserted and signature.rank == "root"]
         if not matched:
             return None
+        matched = [item for item in matched if item[0].swallows] or matched
         signature, found = min(matched, key=lambda item: (("root", "general", "notice").index(item[0].rank), item[0].order))
         self._keep(signature, place, found.groupdict(), message)
         return "finding"

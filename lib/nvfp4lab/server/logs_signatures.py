@@ -29,6 +29,7 @@ class Signature:
     needs: str | None = None
     output_text: bool = False
     by_phase: bool = False
+    swallows: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def _signature(order: int, item: dict[str, Any]) -> Signature:
         cause=item["cause"],
         advice=item["try"],
         order=order,
-        **{name: item[name] for name in ("weight", "sticky", "needs", "output_text", "by_phase") if name in item},
+        **{name: item[name] for name in ("weight", "sticky", "needs", "output_text", "by_phase", "swallows") if name in item},
         reports=tuple(item.get("reports", ())),
     )
 
