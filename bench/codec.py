@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
 from nvfp4lab.nvfp4 import codec
 from nvfp4lab.nvfp4.conventions import BLOCK_SIZE, MODELOPT, TORCHAO
 from nvfp4lab.stack import capture

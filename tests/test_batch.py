@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from nvfp4lab.batch import piece as pieces_module
 from nvfp4lab.batch import run as coordinator
 from nvfp4lab.batch.executors import create

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from nvfp4lab.batch.executors import create
 from nvfp4lab.records import Verdict
 from toy_pieces import toy

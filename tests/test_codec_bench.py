@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from nvfp4lab.nvfp4 import codec
 
 BENCH = Path(__file__).parents[1] / "bench" / "codec.py"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from nvfp4lab.nvfp4 import codec
 from nvfp4lab.nvfp4.consensus import INPUTS
 from nvfp4lab.nvfp4.conventions import BLOCK_SIZE, COMPRESSED_TENSORS, MODELOPT, TORCHAO

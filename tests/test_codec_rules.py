@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.nvfp4 import codec
 from nvfp4lab.nvfp4.conventions import (

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from nvfp4lab.nvfp4 import codec, consensus, error, plots, smollm2
 from nvfp4lab.nvfp4.conventions import CONVENTIONS, MODELOPT, TORCHAO
 from nvfp4lab.records import Evidence

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from nvfp4lab import cli, field_reports
 from nvfp4lab.decide import Question, decide
 from nvfp4lab.decide.question import asked_by, backends_of

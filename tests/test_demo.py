@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from browser import visit
 from nvfp4lab.records import Ledger, Verdict
 from nvfp4lab.report.page import MAX_PAGE_BYTES

@@ -65,6 +65,7 @@ def test_outputs_are_redacted_on_the_way_to_disk(tmp_path):
 
 
 def test_a_chatty_cell_leaves_one_output_a_stream(tmp_path):
-    loop = "import sys, time\nfor n in range(5):\n    print(n, file=sys.stderr, flush=True)\n    print(n, flush=True)\n    time.sleep(0.05)"
+    body = "print(n, file=sys.stderr, flush=True)", "print(n, flush=True)", "time.sleep(0.05)"
+    loop = "import sys, time\nfor n in range(5):\n    " + "\n    ".join(body)
     _, _, executed = execute(tmp_path, loop)
     assert sorted(output["name"] for output in executed["cells"][-1]["outputs"]) == ["stderr", "stdout"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nvfp4lab.errors import LabError
 from nvfp4lab.nvfp4 import layouts
 from nvfp4lab.nvfp4.layouts import LINEAR, SCALE_LAYOUTS, SWIZZLED_8X4, SWIZZLED_128X4

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
 from nvfp4lab.batch import plan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -5,6 +5,7 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+
 from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
 
 

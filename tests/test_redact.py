@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from nvfp4lab.report.redact import MARK, redact, redact_data, redact_files
 
 X = "Zq7Rk2Lm9Tb4Xw8Yc3Vd6"

@@ -1,8 +1,11 @@
 """Where the notebooks are, what each one declares about itself, and the piece that executes one.
 
-A notebook's own metadata says what it needs: `metadata.nvfp4lab = {"after": [...], "gpus": 0, "timeout_s": 600,
-"resumes": false}`. `after` names notebooks whose evidence it reads; ["*"] means every other one of the run. `gpus` may
-be "arms": as many as the largest arm of the params asks for, or "any": one where this host has one. `resumes`: it skips what its run folder already holds.
+A notebook's own metadata says what it needs:
+`metadata.nvfp4lab = {"after": [...], "gpus": 0, "timeout_s": 600, "resumes": false}`.
+
+- `after` names notebooks whose evidence it reads; ["*"] means every other one of the run.
+- `gpus` may be "arms": as many as the largest arm of the params asks for, or "any": one where this host has one.
+- `resumes`: it skips what its run folder already holds.
 """
 
 import ast
