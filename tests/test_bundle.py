@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from packaging.requirements import Requirement
 
@@ -259,6 +261,74 @@ def test_absence_and_failure_of_a_module(build, request_):
     assert build.count() == 3
 
 
+SLOW_MODULE = """
+import pathlib, subprocess
+compiler = subprocess.Popen(["sleep", "600"])
+pathlib.Path({0!r}).write_text(str(compiler.pid))
+compiler.wait()
+"""
+LAB_THAT_WAITS = """
+import os, subprocess, sys
+job = '{"package": "flashinfer", "functions": ["slow_module:f"], "arguments": [], "capability": [9, 0]}'
+child = subprocess.Popen([sys.executable, sys.argv[1], job], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_compiler_does_not_outlive_the_lab(tmp_path):
+    """The lab is killed by SIGKILL while a child process compiles: child and compiler end within seconds."""
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer/__init__.py").write_text("")
+    (tmp_path / "slow_module.py").write_text(SLOW_MODULE.format(str(tmp_path / "compiler.pid")))
+    command = [sys.executable, "-c", LAB_THAT_WAITS, build_module.__file__]
+    lab = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True)
+    child = int(lab.stdout.readline())
+    assert wait_until(lambda: (tmp_path / "compiler.pid").exists() and (tmp_path / "compiler.pid").read_text())
+    compiler_pid = int((tmp_path / "compiler.pid").read_text())
+    lab.kill()
+    lab.wait()
+    assert wait_until(lambda: not is_running(child) and not is_running(compiler_pid))
+
+
+def wait_until(condition, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_ctrl_c_ends_what_is_compiling(request_, monkeypatch):
+    """The first module raises KeyboardInterrupt as Ctrl-C does in the waiting thread; the second is a process that sleeps."""
+    started = []
+
+    def build(request, module, overlay, tools, say, running):
+        if module.name == "interrupted":
+            assert wait_until(lambda: started)
+            raise KeyboardInterrupt
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        running.add(child)
+        started.append(child)
+        child.wait()
+
+    monkeypatch.setattr(kernels, "build", build)
+    monkeypatch.setattr(kernels.Toolkit, "find", lambda scratch: toolkit.Toolkit(Path("/cuda"), "13.0", None, scratch))
+    modules = tuple(Module(name, "sglang", 1, (), ()) for name in ("interrupted", "sleeps"))
+    plan = dataclasses.replace(recipe.load(), modules=modules)
+    with pytest.raises(KeyboardInterrupt):
+        kernels.build_all(dataclasses.replace(request_, jobs=2), plan, request_.scratch, lambda text: None)
+    assert started[0].wait(timeout=10) < 0
+
+
 def test_parts_come_together_again(request_, tmp_path):
     """3 MiB that do not compress, in parts of 1 MiB; a damaged part is noticed before anything is unpacked."""
     payload = os.urandom(3 << 20)
@@ -305,7 +375,7 @@ def test_the_manifest_names_everything(request_):
     record = json.loads(pack.write_manifest(request_, built, wheels.unmet(request_.site), {"torch": "2.11.0"}).read_text())
     assert record["kernels"]["gone"] == {"absent": "none of a:b"}
     assert record["kernels"]["marlin"]["build_s"] == 3.0
-    assert record["host_must_bring"] == ["torch"] and record["packages"] == {"sglang": "0.5.17"}
+    assert record["not_carried"] == ["torch"] and record["packages"] == {"sglang": "0.5.17"}
 
 
 def test_host_packages_file(tmp_path, capsys):

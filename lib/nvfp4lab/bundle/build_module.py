@@ -10,7 +10,11 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import os
+import signal
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -43,8 +47,6 @@ def fake_capability(major: int, minor: int) -> None:
 
 def build_sglang(job: dict) -> Path:
     """SGLang's own loader compiles and loads; the library lies where a server on that GPU will look, below TVM_FFI_CACHE_DIR."""
-    import os
-
     import torch
 
     function = find(job["functions"])
@@ -80,7 +82,20 @@ def build_flashinfer(job: dict) -> Path:
     return Path(module.jit_library_path)
 
 
+def end_with_parent() -> None:
+    """End this process group once the lab is gone, however it went: a compiler left behind would burn a core for minutes."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.killpg(0, signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> int:
+    end_with_parent()
     job = json.loads(sys.argv[1])
     build = {"sglang": build_sglang, "flashinfer": build_flashinfer}[job["package"]]
     try:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -53,21 +54,32 @@ def install_overlay(request: Request, versions: Iterable[str]) -> Path:
 def build_all(request: Request, recipe: Recipe, overlay: Path, say: Callable[[str], None]) -> list[Built]:
     """Every module of the recipe, `request.jobs` at a time; finished ones are taken over.
 
-    Raises LabError after the first that fails.
+    Raises LabError after the first that fails, when those under way have ended; Ctrl-C ends them at once.
     """
     toolkit = Toolkit.find(request.scratch)
     say(f"kernels: nvcc {toolkit.release} for {request.arch}, {len(recipe.modules)} modules, {request.jobs} at a time")
+    running: set[subprocess.Popen] = set()
     with concurrent.futures.ThreadPoolExecutor(request.jobs) as pool:
-        waiting = [pool.submit(build, request, module, overlay, toolkit, say) for module in recipe.modules]
+        waiting = [pool.submit(build, request, module, overlay, toolkit, say, running) for module in recipe.modules]
         try:
             return [future.result() for future in waiting]
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if not isinstance(error, Exception):
+                for child in list(running):
+                    os.killpg(child.pid, signal.SIGTERM)  # nvcc and its cicc are in the child's group
             raise
 
 
-def build(request: Request, module: Module, overlay: Path, toolkit: Toolkit, say: Callable[[str], None]) -> Built:
-    """Compile one module, or take over what an earlier call compiled."""
+def build(
+    request: Request,
+    module: Module,
+    overlay: Path,
+    toolkit: Toolkit,
+    say: Callable[[str], None],
+    running: set[subprocess.Popen] | None = None,
+) -> Built:
+    """Compile one module, or take over what an earlier call compiled. running: where its process is listed meanwhile."""
     job = {
         "package": module.package,
         "functions": [place.format(family=request.family) for place in module.functions],
@@ -84,7 +96,7 @@ def build(request: Request, module: Module, overlay: Path, toolkit: Toolkit, say
         return earlier
     say(f"  {module.name}: compiling, about {module.minutes:g} min on one core")
     started = time.monotonic()
-    answer = _run_child(request, module, job, overlay, toolkit)
+    answer = _run_child(request, module, job, overlay, toolkit, set() if running is None else running)
     seconds = round(time.monotonic() - started, 1)
     library = _place(request, module, Path(answer["library"])) if "library" in answer else None
     built = Built(
@@ -114,7 +126,7 @@ def _finished(request: Request, state: Path, fingerprint: str) -> Built | None:
     return built if _sha256(library) == built.sha256 else None
 
 
-def _run_child(request: Request, module: Module, job: dict, overlay: Path, toolkit: Toolkit) -> dict:
+def _run_child(request: Request, module: Module, job: dict, overlay: Path, toolkit: Toolkit, running: set) -> dict:
     scratch = request.scratch / "compile" / f"{module.package}-{module.name}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -134,11 +146,11 @@ def _run_child(request: Request, module: Module, job: dict, overlay: Path, toolk
     child = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    running.add(child)
     try:
         output, errors = child.communicate()
-    except BaseException:
-        os.killpg(child.pid, 15)  # nvcc and its cicc are in the child's group; without this they would go on for minutes
-        raise
+    finally:
+        running.discard(child)
     (scratch / "log.txt").write_text(output + errors)
     if child.returncode:
         raise LabError(

@@ -106,8 +106,8 @@ def write_activate(request: Request, torch: str) -> Path:
     return path
 
 
-def write_manifest(request: Request, built: Iterable[Built], assumed: list[str], extra: dict[str, Any]) -> Path:
-    """manifest.json: what is inside, what each kernel module cost, and which packages the host must bring."""
+def write_manifest(request: Request, built: Iterable[Built], not_carried: list[str], extra: dict[str, Any]) -> Path:
+    """manifest.json: what is inside, what each kernel module cost, and `not_carried`: packages that those inside name."""
     packages = {item.name: item.version for item in importlib.metadata.distributions(path=[str(request.site)])}
     modules = {
         item.name: {"library": item.library, "sha256": item.sha256, "build_s": item.seconds}
@@ -120,7 +120,7 @@ def write_manifest(request: Request, built: Iterable[Built], assumed: list[str],
         "python": request.python,
         "arch": request.arch,
         **extra,
-        "host_must_bring": assumed,
+        "not_carried": not_carried,
         "kernels": modules,
         "packages": dict(sorted(packages.items())),
     }
