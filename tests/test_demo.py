@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from browser import visit
-from nvfp4lab.records import Ledger, Verdict
+from nvfp4lab.records import Ledger, Stack, Verdict
 from nvfp4lab.report.page import MAX_PAGE_BYTES
 
 
@@ -41,7 +41,8 @@ class TestDemo:
         assert len(servers) >= 2
         assert {record.verdict for record in servers} == {Verdict.OK}
         assert all(record.repro for record in records)
-        assert all(record.stack.python for record in records)
+        assert all(record.stack != Stack() for record in records), "a verdict without the stack it holds for"
+        assert all(record.stack.sglang and record.stack.torch and record.stack.machine for record in servers)
 
     def test_every_file_it_promises_is_there(self, demo):
         names = [row["name"] for row in json.loads((demo / "plan.json").read_text())["pieces"]]
