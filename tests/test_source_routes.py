@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvfp4lab.cli import main
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
 from nvfp4lab.records import Verdict
@@ -137,6 +138,18 @@ def test_a_question_without_sense_is_a_usage_error(wrong):
 def test_unknown_quantisation_names_those_there_are(later):
     with pytest.raises(LabError, match=r"no quantisation 'modelopt_fp5'; this version has: .*modelopt_fp4"):
         later.routes(Query("12.0", quant="modelopt_fp5"))
+
+
+def test_unknown_a2a_names_those_there_are(later):
+    with pytest.raises(LabError, match=r"no --moe-a2a-backend 'deep_ep'; this version has: none, deepep, .*flashinfer"):
+        later.routes(Query("12.0", a2a="deep_ep"))
+
+
+def test_unknown_backend_is_a_usage_error_not_an_empty_answer(capsys):
+    asked = ["routes", "--sglang", "0.5.17", "--flashinfer", "none", "--op", "fp4_gemm", "--backend", "flashinfer_cutlas"]
+    assert main(asked) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "no backend 'flashinfer_cutlas'" in err and "flashinfer_cutlass" in err
 
 
 def test_a_quantisation_without_fp4_is_not_answered(later):

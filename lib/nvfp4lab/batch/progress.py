@@ -2,9 +2,13 @@
 
 import sys
 import time
-from typing import TextIO
+from collections.abc import Iterator, Sequence
+from typing import TextIO, TypeVar
 
 from tqdm import tqdm
+
+Item = TypeVar("Item")
+LOG_EVERY_S = 10.0  # steps that are short and many: a log gets a line at most this often
 
 
 class Progress:
@@ -36,3 +40,18 @@ class Progress:
         """Time left if the rest goes as the steps so far did."""
         left_s = (time.monotonic() - self.started) / max(self.done, 1) * (self.total - self.done)
         return f"{left_s:.0f} s" if left_s < 120 else f"{left_s / 60:.0f} min"
+
+
+def passing(items: Sequence[Item], label: str, stream: TextIO | None = None, every_s: float = LOG_EVERY_S) -> Iterator[Item]:
+    """The same items, shown as they pass, for steps too short to name: a bar on a terminal, a line every `every_s` in a log."""
+    stream = stream or sys.stderr
+    if stream.isatty():
+        yield from tqdm(items, desc=label, file=stream, mininterval=1.0, leave=False)
+        return
+    started = said = time.monotonic()
+    for done, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - said >= every_s:
+            said, left_s = now, (now - started) / done * (len(items) - done)
+            print(f"[{done}/{len(items)}] {label}, ETA {left_s:.0f} s", file=stream, flush=True)

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Iterable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,20 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: the gate is sound; 1: a fault survived or a sound kernel was blamed."""
+    from nvfp4lab.batch.progress import passing
     from nvfp4lab.kernels import certificate
 
-    result = certificate.certify(seeds=certificate.QUICK_SEEDS if args.quick else certificate.SEEDS, progress=_progress)
+    result = certificate.certify(seeds=certificate.QUICK_SEEDS if args.quick else certificate.SEEDS, progress=passing)
     if args.json:
         print(json.dumps(result.to_json()))
     else:
         print(_table(result))
     return 0 if result.sound else 1
-
-
-def _progress(items: Iterable, what: str) -> Iterable:
-    from tqdm import tqdm
-
-    return tqdm(items, desc=what, file=sys.stderr, mininterval=1.0, leave=False)
 
 
 def _table(result) -> str:

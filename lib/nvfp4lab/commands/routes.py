@@ -4,8 +4,13 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from nvfp4lab.errors import LabError
 from nvfp4lab.source.params import SourceParams
+
+if TYPE_CHECKING:
+    from nvfp4lab.source.routes_query import Route
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _only(routes: "list[Route]", backend: str) -> "list[Route]":
+    """The routes of one value. Raises LabError when no flag that was asked about has it."""
+    found = [route for route in routes if route.backend == backend]
+    if not found:
+        known = ", ".join(dict.fromkeys(route.backend for route in routes)) or "none"
+        raise LabError(f"no backend {backend!r}; the flags asked about have: {known}", exit_code=2)
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the routes, traps first; exit code 0."""
     from nvfp4lab.source import routes_text
@@ -40,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     query = Query(args.cc, args.quant, args.model_arch, args.a2a, args.tp, args.ep, args.gated, args.flag_given)
     router = open_router(args.sglang, args.flashinfer)
     found = router.routes(query, (args.op,) if args.op else ("moe", "fp4_gemm"))
-    found = [route for route in found if args.backend in (None, route.backend)]
+    if args.backend is not None:
+        found = _only(found, args.backend)
     if args.json is None:
         print(routes_text.listing(found, query, router.names))
         return 0

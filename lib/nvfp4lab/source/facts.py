@@ -117,8 +117,11 @@ def holds(when: Mapping[str, Any], question: Mapping[str, Any]) -> bool | None:
     return None if None in answers else True
 
 
+_CC_CONDITIONS = {f"{name}{negated}" for name in ("cc", "cc_major") for negated in ("", "_not", "_not_in")}
+
+
 def _condition_holds(name: str, value: Any, question: Mapping[str, Any]) -> bool | None:
-    if name == "cc" or name.startswith("cc_major"):
+    if name in _CC_CONDITIONS:
         if "cc" not in question:
             return None
         major, minor = (int(part) for part in str(question["cc"]).split("."))
@@ -130,11 +133,11 @@ def _condition_holds(name: str, value: Any, question: Mapping[str, Any]) -> bool
 
 
 def _cc_holds(name: str, value: Any, major: int, minor: int) -> bool | None:
-    if name == "cc_major_not":
-        return major != value
-    if name == "cc_major_not_in":
-        return major not in value
-    number = major if name == "cc_major" else 10 * major + minor
+    number = major if name.startswith("cc_major") else 10 * major + minor
+    if name.endswith("_not"):
+        return number != value
+    if name.endswith("_not_in"):
+        return number not in value
     if isinstance(value, list):
         return number in value
     if isinstance(value, int):

@@ -65,8 +65,9 @@ class Router:
         """All routes of a query, in the order of the flag's values; `auto` may have several.
 
         trapped: look for traps of these values only (None: all), because they need the same route under other questions.
-        Raises LabError when this SGLang has no such quantisation.
+        Raises LabError when this SGLang has no such quantisation or no such a2a backend.
         """
+        routes_server.check_a2a(self.facts, query)
         found = []
         with no_garbage_collection():
             for op in ops:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from nvfp4lab.errors import LabError
 from nvfp4lab.source.facts import Fact, Facts, holds
 from nvfp4lab.source.flow import Event
 from nvfp4lab.source.module import Definition
@@ -33,6 +34,14 @@ def values(facts: Facts, op: Operation) -> dict[str, Fact | None]:
     enum = facts.query(SUBJECTS[op], "enum_values")
     found = {str(value): fact for fact in accepted for value in fact.value}
     return found | {str(value): None for fact in enum for value in fact.value if value not in found}
+
+
+def check_a2a(facts: Facts, query: Query) -> None:
+    """Raises LabError when this SGLang has no such --moe-a2a-backend. Where its values were not found, any is taken."""
+    said = [fact for predicate in ("cli_choices", "enum_values") for fact in facts.query("moe_a2a", predicate)]
+    known = list(dict.fromkeys(str(value) for fact in said for value in fact.value))
+    if known and query.a2a not in known:
+        raise LabError(f"no --moe-a2a-backend {query.a2a!r}; this version has: {', '.join(known)}")
 
 
 def question(query: Query) -> dict[str, Any]:
