@@ -107,6 +107,14 @@ def test_a_member_that_does_not_parse_is_reported_and_the_rest_is_read(tmp_path,
     assert any(row["predicate"] == "enum_values" for row in json.loads(out.read_text()))
 
 
+def test_in_a_large_tree_the_smallest_members_are_still_checked(tmp_path):
+    large = {"sglang/srt/large.py": "# a line\n" * (1 << 18)}
+    root = source_tree.write(tmp_path / "t", source_tree.MEMBERS | large | {"sglang/srt/broken.py": "def broken(:\n"})
+    _, cost = report.facts_of(resolve(root), sglang_facts.read)
+    assert list(cost.unparsable) == ["sglang/srt/broken.py"]
+    assert cost.lines_parsed < 1 << 18  # the large member, which says nothing about FP4, was not parsed
+
+
 def test_nothing_of_the_target_is_ever_imported_or_run(tmp_path):
     """Every module of the tree destroys a marker when it is imported; so does running anything in it."""
     marker = tmp_path / "marker"
