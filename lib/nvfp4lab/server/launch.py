@@ -4,8 +4,8 @@
         requests.post(server.url + "/generate", ...)
 
 Readiness counts only from a process that we started: a foreign server on the same port is an error, not a success.
-Whatever happens in the block (an exception, Ctrl-C, the server's own death), afterwards its processes, its ports and
-its GPU memory are back; `server.ending` says so in numbers.
+Whatever happens in the block (an exception, Ctrl-C, SIGTERM, the server's own death), afterwards its processes, its ports
+and the memory of the GPUs that it may use are back; `server.ending` says so in numbers.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from pathlib import Path
 import requests
 
 from nvfp4lab.errors import LabError
-from nvfp4lab.server import processes, processes_gpu, processes_table
+from nvfp4lab.server import processes, processes_gpu, processes_table, processes_term
 from nvfp4lab.server.processes import Started
 from nvfp4lab.server.states import COMPILERS, LogWatch, ProgressClock, Sample, State
 
@@ -123,10 +123,14 @@ class Server:
         """Start and wait until ready. Raises StartFailed (after cleaning up), OSError when the log cannot be written."""
         os.environ.update(past_proxies(os.environ))
         atexit.register(self.stop)
-        self._gpu_before = processes_gpu.used_mib()
+        processes_term.add(self)
+        self._gpu_before = processes_gpu.used_mib(self._env)
         self._began_s = time.monotonic()
         try:
-            self._started, self._guard = processes.start(self._command, self._env, self.name, self.port, self._log, self.run_dir)
+            with processes_term.deferred():
+                self._started, self._guard = processes.start(
+                    self._command, self._env, self.name, self.port, self._log, self.run_dir
+                )
             self.outcome = self._wait()
         finally:  # not only on Exception: Ctrl-C must leave nothing either
             if self.outcome is None or self.outcome.state is not State.READY:
@@ -149,6 +153,7 @@ class Server:
     def stop(self) -> Ending:
         """End the whole family and wait until ports and GPU memory are back. May be called again at any time."""
         if self.ending is not None or self._started is None:
+            self._forget()
             return self.ending or Ending((), (), 0.0, 0.0, False)
         began_s = time.monotonic()
         ports = self._held | processes_table.listeners(self._started.family(thorough=True))
@@ -159,8 +164,12 @@ class Server:
         left_pids = tuple(sorted(process.pid for process in ended.left))
         self.ending = Ending(left_pids, left_ports, self._gpu_left_mib(), time.monotonic() - began_s, ended.killed)
         self._enter(State.STOPPED)
-        atexit.unregister(self.stop)
+        self._forget()
         return self.ending
+
+    def _forget(self) -> None:
+        atexit.unregister(self.stop)
+        processes_term.remove(self)
 
     def log_text(self) -> str:
         """All that the server wrote so far."""
@@ -172,7 +181,7 @@ class Server:
             family = self._started.family()
             compiling = not COMPILERS.isdisjoint(processes_table.names(family))
             log.read()
-            gpu_mib = sum(processes_gpu.used_mib())
+            gpu_mib = sum(processes_gpu.used_mib(self._env))
             sample = Sample(time.monotonic(), log.lines, processes_table.cpu_seconds(family), gpu_mib, compiling)
             clock = clock or ProgressClock(sample)
             clock.tick(sample)
@@ -227,7 +236,7 @@ class Server:
         )
 
     def _gpu_left_mib(self) -> float:
-        return processes_gpu.above(self._gpu_before)
+        return processes_gpu.above(self._gpu_before, self._env)
 
     def _wait_for_release(self, ports: set[int]) -> tuple[int, ...]:
         """Wait for ports and GPU memory; the ports that are still listened on."""

@@ -22,7 +22,7 @@ class Reading:
 
 
 class Telemetry:
-    """Samples all GPUs in a thread while its block runs."""
+    """Samples the GPUs that the lab may use in a thread while its block runs."""
 
     def __init__(self):
         self.readings: list[Reading] = []
@@ -42,7 +42,7 @@ class Telemetry:
 
     def _sample(self) -> None:
         nvml = self._nvml
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = processes_gpu.handles()
         while not self._over.wait(PERIOD_S):
             with contextlib.suppress(nvml.NVMLError):  # a virtual GPU may not tell its power: then there is no reading
                 self.readings += [self._read(handle) for handle in handles]

@@ -2,6 +2,12 @@
 
 import contextlib
 import functools
+import itertools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @functools.cache
@@ -17,15 +23,39 @@ def nvml():
     return None
 
 
-def used_mib() -> tuple[float, ...]:
-    """Memory in use on each GPU of this machine, in MiB; () without a GPU."""
+def handles(env: Mapping[str, str] = os.environ) -> list[Any]:
+    """NVML handles of the GPUs that a process with this environment may use: another job's GPUs are not ours to count.
+
+    CUDA_VISIBLE_DEVICES names them by index, by the beginning of a UUID or as a MIG instance, and ends at the first name
+    that is none (CUDA C++ programming guide, environment variables). Indices count as NVML does, by PCI bus; CUDA does so
+    too on a host whose GPUs are all alike, elsewhere with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
     binding = nvml()
     if binding is None:
-        return ()
-    handles = [binding.nvmlDeviceGetHandleByIndex(index) for index in range(binding.nvmlDeviceGetCount())]
-    return tuple(binding.nvmlDeviceGetMemoryInfo(handle).used / 2**20 for handle in handles)
+        return []
+    devices = [binding.nvmlDeviceGetHandleByIndex(index) for index in range(binding.nvmlDeviceGetCount())]
+    if VISIBLE not in env:
+        return devices
+    named = (_named(name.strip(), devices, binding) for name in env[VISIBLE].split(","))
+    return list(itertools.takewhile(lambda handle: handle is not None, named))
 
 
-def above(before_mib: tuple[float, ...]) -> float:
+def _named(name: str, devices: list[Any], binding: Any) -> Any | None:
+    if name.isdecimal():
+        return devices[int(name)] if int(name) < len(devices) else None
+    if name.startswith("GPU-"):
+        return next((handle for handle in devices if binding.nvmlDeviceGetUUID(handle).startswith(name)), None)
+    if name.startswith("MIG-"):
+        with contextlib.suppress(binding.NVMLError):
+            return binding.nvmlDeviceGetHandleByUUID(name)
+    return None
+
+
+def used_mib(env: Mapping[str, str] = os.environ) -> tuple[float, ...]:
+    """Memory in use on each GPU that a process with this environment may use, in MiB; () without a GPU."""
+    return tuple(nvml().nvmlDeviceGetMemoryInfo(handle).used / 2**20 for handle in handles(env))
+
+
+def above(before_mib: tuple[float, ...], env: Mapping[str, str] = os.environ) -> float:
     """MiB in use now above the level `before_mib`, summed over the GPUs on which it rose."""
-    return sum(max(0.0, now - before) for now, before in zip(used_mib(), before_mib, strict=False))
+    return sum(max(0.0, now - before) for now, before in zip(used_mib(env), before_mib, strict=False))
