@@ -91,13 +91,14 @@ def published(piece: Piece, run_dir: Path) -> Result | None:
 def execute(piece: Piece, run_dir: Path) -> Result:
     """Execute `piece` here unless its result is already published, and publish the result.
 
-    Safe to call twice at once: a lock lets one attempt at a time work on a piece, the later finds the result.
+    Safe to call in two processes at once: a lock lets one attempt at a time work on a piece, the later finds the result.
     Raises OSError when the machine cannot write (no space); whatever the piece itself does becomes the result.
     """
     pieces = run_dir / "pieces"
     pieces.mkdir(parents=True, exist_ok=True)
-    with (pieces / f".{piece.digest}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel when this process dies, however it dies
+    with (pieces / ".locks").open("ab") as locks:
+        # One byte of one file for each piece; the kernel releases it when this process dies, however it dies.
+        fcntl.lockf(locks, fcntl.LOCK_EX, 1, int(piece.digest, 16) >> 2)
         done = published(piece, run_dir)
         if done is not None:
             return done
@@ -148,14 +149,8 @@ def _attempt(piece: Piece, attempt: Path) -> Result:
 
 def _publish(attempt: Path, result: Result, folder: Path) -> None:
     redact_files(attempt)  # other programs' logs lie here too
-    _write_json(attempt / RESULT_FILE, dataclasses.asdict(result))
+    (attempt / RESULT_FILE).write_text(json.dumps(dataclasses.asdict(result)), encoding="utf-8")
     attempt.rename(folder)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(value), encoding="utf-8")
-    beside.replace(path)
 
 
 def pack(folder: Path) -> bytes:

@@ -83,17 +83,16 @@ def redact_files(folder: Path, max_bytes: int = 64 * 2**20) -> list[Path]:
 
 
 def _redact_file(path: Path, max_bytes: int) -> bool:
-    whole = path.stat().st_size <= max_bytes
-    beside = path.with_name(f".{path.name}.redacting")
-    different = False
     text = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    whole = path.stat().st_size <= max_bytes
+    with path.open(**text) as source:
+        if all(_redact_text(part, path.suffix) == part for part in ([source.read()] if whole else source)):
+            return False
+    beside = path.with_name(f".{path.name}.redacting")
     with path.open(**text) as source, beside.open("w", **text) as target:
-        for part in [source.read()] if whole else source:
-            clean = _redact_text(part, path.suffix)
-            different |= clean != part
-            target.write(clean)
-    beside.replace(path) if different else beside.unlink()
-    return different
+        target.writelines(_redact_text(part, path.suffix) for part in ([source.read()] if whole else source))
+    beside.replace(path)
+    return True
 
 
 def _redact_text(text: str, suffix: str) -> str:
