@@ -202,6 +202,10 @@ BAD = {
     "scales of 3": (lambda: codec.quantize(GOOD, global_scale=torch.ones(3)), "shape (3,), needs () or (4,)"),
     "scale [1] of a row": (lambda: codec.quantize(GOOD[0].clone(), global_scale=torch.ones(1)), "shape (1,), needs ()"),
     "scale elsewhere": (lambda: codec.quantize(GOOD, global_scale=torch.tensor(1.0, device="meta")), "on meta, needs cpu"),
+    "scale text": (lambda: codec.quantize(GOOD, global_scale="1"), "global_scale: str, needs a number"),
+    "convention by name": (lambda: codec.quantize(GOOD, convention="torchao"), "'torchao', needs a Convention; CONVENTIONS has"),
+    "decoded by name": (lambda: codec.dequantize(codec.quantize(GOOD), convention="torchao"), "'torchao', needs a Convention"),
+    "scaled by name": (lambda: codec.global_scale_of(GOOD, "torchao"), "'torchao', needs a Convention"),
     "out dtype": (lambda: codec.dequantize(codec.quantize(GOOD), torch.float64), "float64, needs"),
     "codes dtype": (lambda: codec.NVFP4Tensor(CODES.int(), SCALE, G), "codes: dtype torch.int32, needs torch.uint8"),
     "scale dtype": (

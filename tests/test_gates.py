@@ -61,6 +61,11 @@ def test_a_broken_expectation_is_an_error_of_the_probe(value):
         gates.within(expected(), expected().double(), Tolerance(broken.double(), 1.0, ""))
 
 
+def test_the_right_values_in_another_dtype_are_not_the_output_that_was_asked_for():
+    result = gates.exact(expected().float(), expected())
+    assert result.verdict is Verdict.WRONG and "dtype torch.float32, expected torch.bfloat16" in result.reason
+
+
 def test_another_shape_is_garbage_not_an_exception():
     result = gates.exact(expected()[:-1], expected())
     assert result.kind is WrongKind.GARBAGE and "(199, 40)" in result.reason

@@ -159,6 +159,8 @@ BAD = {
     "linear given": (lambda: SWIZZLED_8X4.to_linear(torch.zeros(5, 3), 5, 3), "5 x 3 scales, needs 8 x 4"),
     "pad smaller": (lambda: layouts.pad(SCALE, 64, 4), "128 x 4 cannot be padded to 64 x 4"),
     "crop larger": (lambda: layouts.crop(SCALE, 128, 5), "128 x 4 cannot be cropped to 128 x 5"),
+    "crop to less than nothing": (lambda: layouts.crop(SCALE, -1, 4), "128 x 4 cannot be cropped to -1 x 4"),
+    "no tile": (lambda: layouts.shuffle_rows(SCALE, 0), "epilogue_tile_m: 0, needs a positive number"),
     "rows of a shuffle": (lambda: layouts.shuffle_rows(torch.zeros(48, 4)), "48 rows, needs a multiple of 32"),
     "rows of scales": (lambda: layouts.shuffle_scales(torch.zeros(96, 4)), "96 rows, needs a multiple of 128"),
     "transposed": (lambda: layouts.shuffle_rows(torch.zeros(4, 32).T), r"strides \(1, 32\) for shape \(32, 4\), needs contiguous"),

@@ -64,10 +64,11 @@ class Tolerance:
 def exact(actual: torch.Tensor, expected: torch.Tensor, experts: torch.Tensor | None = None) -> GateResult:
     """Bit-for-bit, except that -0 equals 0 (the sign of a zero sum is a matter of rounding mode, not of correctness).
 
+    expected: in the dtype that the output must have; the right values in a wider one are another kernel's.
     experts: int [rows], the first expert of each token, to name it in the place. Raises ProbeError on a NaN expectation.
     """
     _check_expectation(expected)
-    if misfit := _misfit(actual, expected):
+    if misfit := _misfit(actual, expected, dtype=expected.dtype):
         return misfit
     bad = actual != expected
     if not bad.any():
@@ -105,10 +106,14 @@ def _check_expectation(expected: torch.Tensor) -> None:
         raise ProbeError("the expected value holds NaN or Inf: nothing can be concluded about a kernel")
 
 
-def _misfit(actual: torch.Tensor, expected: torch.Tensor) -> GateResult | None:
-    if actual.shape == expected.shape:
+def _misfit(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> GateResult | None:
+    """What is wrong before any value is looked at; dtype None: any will do."""
+    if actual.shape != expected.shape:
+        reason = f"output has shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    elif dtype not in (None, actual.dtype):
+        reason = f"output has dtype {actual.dtype}, expected {dtype}"
+    else:
         return None
-    reason = f"output has shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     return GateResult(Verdict.WRONG, reason, WrongKind.GARBAGE, worst=math.inf)
 
 

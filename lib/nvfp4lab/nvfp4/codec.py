@@ -32,6 +32,7 @@ from nvfp4lab.nvfp4.tensor import (
     NVFP4Tensor,
     e2m1_values,
     pack,
+    require_convention,
     require_device,
     require_dtype,
     require_global_scale,
@@ -74,6 +75,7 @@ def quantize(
     """
     require_dtype("x", x, FLOAT_DTYPES)
     require_layout("x", x, BLOCK_SIZE)
+    require_convention(convention)
     g, e = _both_scales(x, global_scale, encode_scale, convention)
     codes = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=torch.uint8, device=x.device)
     block_scale = torch.empty((*x.shape[:-1], x.shape[-1] // BLOCK_SIZE), dtype=torch.float8_e4m3fn, device=x.device)
@@ -91,6 +93,7 @@ def dequantize(t: NVFP4Tensor, dtype: torch.dtype = torch.bfloat16, *, conventio
     """
     if dtype not in FLOAT_DTYPES:
         raise LabError(f"dtype: {dtype}, needs {' or '.join(map(str, FLOAT_DTYPES))}")
+    require_convention(convention)
     out = torch.empty(t.shape, dtype=dtype, device=t.codes.device)
     for index, part in _slices(t.global_scale):
         _dequantize_slice(t.codes[part], t.block_scale[part], t.global_scale.view(-1)[index], convention, out[part])
@@ -221,6 +224,7 @@ def _flushed(x: torch.Tensor, convention: Convention) -> torch.Tensor:
 def _default_scales(x: torch.Tensor, convention: Convention) -> tuple[torch.Tensor, torch.Tensor]:
     """(g, E) of x, both 0-dim float32."""
     require_dtype("x", x, FLOAT_DTYPES)
+    require_convention(convention)
     if x.numel() == 0:
         raise LabError(f"x: shape {tuple(x.shape)} has no elements to take a global scale from; pass global_scale")
     amax = torch.stack(torch.aminmax(x)).abs().max()
@@ -246,6 +250,8 @@ def _both_scales(x: torch.Tensor, global_scale, encode_scale, convention: Conven
     name, given = ("global_scale", global_scale) if encode_scale is None else ("encode_scale", encode_scale)
     if given is None:
         return _default_scales(x, convention)
+    if not isinstance(given, torch.Tensor | float | int):
+        raise LabError(f"{name}: {type(given).__name__}, needs a number or a float32 torch.Tensor")
     if not isinstance(given, torch.Tensor):
         given = torch.tensor(given, dtype=torch.float32, device=x.device)
     require_global_scale(name, given, x.shape)

@@ -73,8 +73,10 @@ def pad(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 def crop(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Inverse of `pad`: the upper left rows x columns. Raises LabError where the matrix is smaller."""
     given_rows, given_columns = _matrix_shape("matrix", matrix)
-    if rows > given_rows or columns > given_columns:
-        raise LabError(f"matrix: {given_rows} x {given_columns} cannot be cropped to {rows} x {columns}; needs at least that")
+    if not (0 <= rows <= given_rows and 0 <= columns <= given_columns):
+        raise LabError(
+            f"matrix: {given_rows} x {given_columns} cannot be cropped to {rows} x {columns}; needs 0 up to its own size"
+        )
     return matrix[..., :rows, :columns].clone(memory_format=torch.contiguous_format)
 
 
@@ -147,6 +149,8 @@ def _matrix_shape(name: str, matrix: torch.Tensor) -> tuple[int, int]:
 
 def _hands(matrix: torch.Tensor, epilogue_tile_m: int) -> int:
     """How many hands the rows of a block are dealt to, 8 rows each."""
+    if epilogue_tile_m < 1:
+        raise LabError(f"epilogue_tile_m: {epilogue_tile_m}, needs a positive number of rows, such as 128")
     hands = 4 if epilogue_tile_m % 128 == 0 else 2
     rows, _ = _matrix_shape("matrix", matrix)
     if rows % (8 * hands):

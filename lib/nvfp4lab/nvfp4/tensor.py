@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from nvfp4lab.errors import LabError
-from nvfp4lab.nvfp4.conventions import BLOCK_SIZE, E2M1_VALUES
+from nvfp4lab.nvfp4.conventions import BLOCK_SIZE, CONVENTIONS, E2M1_VALUES, Convention
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -72,6 +72,12 @@ def require_dtype(name: str, tensor: torch.Tensor, allowed: tuple[torch.dtype, .
         raise LabError(f"{name}: {type(tensor).__name__}, needs a torch.Tensor")
     if tensor.dtype not in allowed:
         raise LabError(f"{name}: dtype {tensor.dtype}, needs {' or '.join(map(str, allowed))}")
+
+
+def require_convention(convention: Convention) -> None:
+    """LabError for the name of a convention in the place of one, and for anything else."""
+    if not isinstance(convention, Convention):
+        raise LabError(f"convention: {convention!r}, needs a Convention; CONVENTIONS has {', '.join(CONVENTIONS)} by name")
 
 
 def require_layout(name: str, tensor: torch.Tensor, multiple: int) -> None:
