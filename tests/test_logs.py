@@ -62,6 +62,7 @@ OTHERS = {
         "[2026-11-29 12:04:59 TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
         "[2026-11-29 12:04:59 TP0] Watchdog timeout (self.watchdog_timeout=300)",
         "TimeoutError: Server did not become ready in 600 seconds",
+        "[rank1]:[F1129 13:10:02 ProcessGroupNCCL.cpp:1557] [PG ID 0 Rank 1] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
         "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId: wait timeout after 600000ms",
     ],
     "crash_at_runtime": [
@@ -111,6 +112,8 @@ OTHERS = {
         "ValueError: Mismatched w2_sf.shape[1] on argument #11 when calling: `run(...)`, expected to be 4",
         "RuntimeError: The size of tensor a (512) must match the size of tensor b (64) at non-singleton dimension 0",
         "ValueError: Model architectures ['FooForCausalLM'] are not supported for now. Supported architectures: dict_keys([])",
+        "OSError: Can't load the configuration of '/models/none'. If you were trying to load it from 'https://huggingface.co/models', make sure you don't have a local directory with the same name.",
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.",
         "OSError: /models/nothing is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'",
     ],
     "unsupported_error": [
@@ -136,6 +139,9 @@ OTHERS = {
         "RuntimeError: Error building extension 'fused_moe_90'",
         "triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error",
         "FileNotFoundError: [Errno 2] No such file or directory: 'nvcc'",
+        "RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl.",
+        "RuntimeError: Ninja is required to load C++ extensions (pip install ninja to get it)",
+        "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
     ],
     "nan": [
         "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
@@ -153,6 +159,7 @@ OTHERS = {
         + " the" * 40
         + "', 'meta_info': {}}",
         "run_fp4_blockwise_scaled_group_mm_sm100 half no implementation produced",
+        "Accuracy: 0.000",
     ],
     "wrong_auto_selection": ["assert TopKOutputChecker.format_is_standard(topk_output)"],
 }
@@ -214,6 +221,24 @@ def test_an_unknown_failure_is_unknown_with_its_decisive_line(line, ready):
     assert (answer.symptom_class, answer.verdict) == ("unknown", Verdict.CRASH)
     assert answer.line == line
     assert answer.reports == ()
+
+
+def test_the_process_that_died_first_is_the_decisive_line():
+    line = "[2026-11-29 12:09:00] Detokenizer process died unexpectedly with exit code -9"
+    answer = classify([*log_samples.start(), *log_samples.traffic(), line, *log_samples.AFTERMATH])
+    assert (answer.verdict, answer.symptom_class, answer.line) == (Verdict.CRASH, "unknown", line)
+
+
+@pytest.mark.parametrize("line", ["Accuracy: 0.912", "Accuracy: 0.05", "accept_score: 0.0 so far"])
+def test_a_score_above_zero_is_no_failure(line):
+    assert classify([*log_samples.start(), *log_samples.traffic(), line]).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(("function", "wanted"), [("load_weights", "checkpoint_layout"), ("forward", "unknown")])
+def test_a_size_that_does_not_fit_is_the_checkpoints_only_while_it_is_loaded(function, wanted):
+    frame = f'  File "/opt/venv/lib/python3.12/site-packages/sglang/srt/models/llama.py", line 712, in {function}'
+    crash = log_samples.crash("RuntimeError: start (1024) + length (1024) exceeds dimension size (1024).")
+    assert classify([*log_samples.start(), crash[0], frame, "    narrow(x)", *crash[-5:]]).symptom_class == wanted
 
 
 def test_healthy_logs_are_ok():

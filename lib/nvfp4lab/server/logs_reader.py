@@ -31,12 +31,12 @@ CONSEQUENCE = re.compile(
     r"|(\w+\.)*ChildFailedError|(\w+\.)*ProcessExitedException)"
     r"|Rank \d+ scheduler (is dead|died)|[Rr]eceived sigquit"
     r"|[Ss]cheduler hit an exception|Please check if there are relevant logs|EngineDeadError|Engine core (proc|initialization) \w+"
-    r"|Received SIG|died with exit|Initialization failed\. "
+    r"|Received SIG|died (unexpectedly )?with exit|Initialization failed\. "
 )
 DIED = re.compile(
     r"[Rr]eceived sigquit from a child|[Ss]cheduler hit an exception|Rank \d+ scheduler (is dead|died)|Segmentation fault"
     r"|core dumped|\bAborted\b|^Killed\b|Fatal Python error|terminate called|EngineDeadError|Engine core initialization failed"
-    r"|exited with (code|exitcode) ?-?[1-9]"
+    r"|(exited|died|terminated)( unexpectedly)? with (exit ?)?(code|exitcode) ?-?[1-9]"
 )
 PHASES = (
     ("capture", re.compile(r"Capture (cuda|CUDA|piecewise)|Capturing (batches|cuda|CUDA)|Compiling num tokens")),
