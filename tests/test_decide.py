@@ -1,5 +1,6 @@
 """A decision is made from what was measured right here, says why not for the rest, and never without evidence."""
 
+import dataclasses
 import json
 
 import pytest
@@ -97,6 +98,49 @@ def test_the_fastest_wins_and_overlapping_intervals_are_no_difference():
     reasons = {(row.op, row.backend): row.why for row in decision.rejected}
     assert reasons["moe", "marlin"].startswith("right, but not in the fastest")
     assert reasons["fp4_gemm", "flashinfer_cutlass"].startswith("no difference measured")
+
+
+def served(model, moe, gemm, speed, stage="load") -> Evidence:
+    """A record of one arm that served `model`."""
+    numbers = (Number("output_tok_s", *speed),)
+    details = {"arm": {"model": model, "moe_runner_backend": moe, "fp4_gemm_backend": gemm}}
+    return record(stage, f"arm:{model}", numbers=numbers, details=details)
+
+
+TWO_MODELS = [
+    served("dense", None, "marlin", (5000.0, "tok/s", 4900.0, 5100.0)),
+    served("moe", "marlin", None, (900.0, "tok/s", 850.0, 950.0)),
+    served("moe", "triton", None, (4990.0, "tok/s", 4980.0, 5000.0)),
+]
+
+
+def test_speeds_of_different_models_are_not_compared():
+    """The dense model's arm is no rival of the MoE model's: each names its own op, and neither ties with the other."""
+    decision = decide(QUESTION, TWO_MODELS)
+    assert decision.chosen == {"fp4_gemm": "marlin", "moe": "triton"}
+    assert decision.no_difference == ()
+    assert "were not measured together" in decision.why
+    assert decide(dataclasses.replace(QUESTION, model="dense"), TWO_MODELS).chosen == {"fp4_gemm": "marlin"}
+
+
+def test_a_run_judged_again_from_its_log_counts_once_and_a_second_run_stays():
+    first = dataclasses.replace(arm("triton", "cudnn", Verdict.CRASH, "exit 1"), artefacts=("logs/x.log",))
+    again = dataclasses.replace(first, verdict=Verdict.UNSUPPORTED, reason="refuses")
+    reasons = [row.why for row in decide(QUESTION, [first, again]).rejected if row.backend == "triton"]
+    assert reasons[0].startswith("unsupported") and "exit 1" not in reasons[0]
+    later = dataclasses.replace(arm("triton", "cudnn"), artefacts=("logs/x.log",), written_at="2027-01-01T00:00:00.000+00:00")
+    both = decide(QUESTION, [first, later])
+    assert both.command is None, "a crash that was seen stays"
+    assert "a server with these flags failed" in both.why
+
+
+def test_a_kernel_that_fails_under_its_own_name_contradicts_the_server():
+    case = {"case": {"backend": "sglang.gptq_marlin_gemm"}}
+    kernel = record("kernel", "gemm:sglang.gptq_marlin_gemm:exact_t24:m1", Verdict.WRONG, details=case)
+    assert decide(QUESTION, [kernel, *TWO_MODELS]).contradictions == (), "a load run alone is no server judged right"
+    decision = decide(QUESTION, [kernel, arm("triton", "marlin")])
+    assert any(line.startswith("fp4_gemm marlin: its kernel fails the gate, yet a server") for line in decision.contradictions)
+    assert not any(line.startswith("moe") for line in decision.contradictions)
 
 
 def test_a_fast_arm_that_is_wrong_is_never_chosen():

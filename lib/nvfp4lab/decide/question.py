@@ -78,3 +78,21 @@ def partition(question: Question, records: Iterable[Evidence]) -> tuple[list[Evi
     for record in records:
         (ours if question.covers(record) else others).append(record)
     return ours, [record for record in others if backends_of(record)]
+
+
+def last_word(records: Iterable[Evidence]) -> list[Evidence]:
+    """The records without those of server runs that were judged again from the same log: a later judgement replaces them.
+
+    A new run of the same arm replaces nothing: a failure that was seen once stays on record.
+    """
+    latest: dict[tuple, Evidence] = {}
+    for number, record in enumerate(records):
+        same_log = record.stage == "server" and record.artefacts
+        latest[(record.subject, record.artefacts, record.written_at) if same_log else (number,)] = record
+    return list(latest.values())
+
+
+def model_of(record: Evidence) -> str | None:
+    """The model that a server arm served, where the record says."""
+    arm = record.details.get("arm")
+    return arm.get("model") if isinstance(arm, dict) else None
