@@ -140,6 +140,16 @@ def test_unknown_quantisation_names_those_there_are(later):
         later.routes(Query("12.0", quant="modelopt_fp5"))
 
 
+@pytest.mark.parametrize(
+    ("deployment", "cause"),
+    [({"tp": 4, "ep": 2}, "tp 4, ep 2"), ({"a2a": "deepep"}, "--moe-a2a-backend deepep"), ({"tp": 4, "ep": 4}, None)],
+)
+def test_a_failure_of_the_deployment_is_not_called_one_of_every_gpu(later, deployment, cause):
+    route = only(later.routes(Query("12.0", **deployment), ("moe",)), "moe", "flashinfer_cutlass")
+    said = "--moe-runner-backend flashinfer_cutlass is accepted by the command line, but modelopt_fp4 can only fail with it beside "
+    assert route.traps == ((f"{said}{cause}",) if cause else ())
+
+
 def test_unknown_a2a_names_those_there_are(later):
     with pytest.raises(LabError, match=r"no --moe-a2a-backend 'deep_ep'; this version has: none, deepep, .*flashinfer"):
         later.routes(Query("12.0", a2a="deep_ep"))

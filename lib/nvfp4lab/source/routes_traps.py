@@ -66,10 +66,23 @@ def of_failure(
     other_flag = dataclasses.replace(query, flag_given=not query.flag_given)
     if fails(query) and not fails(other_flag):
         yield f"{said}, but raises {'with' if query.flag_given else 'without'} --quantization {query.quant} beside it"
+    elif fails(query) and (causes := _deployment_causes(query, fails)):
+        yield f"{said}, but {query.quant} can only fail with it beside {' and '.join(causes)}"
     elif fails(query) and all(fails(dataclasses.replace(query, cc=cc)) for cc in _SPREAD if cc != query.cc):
         yield f"{said}, but {query.quant} can only fail with it, on every GPU"
     else:
         yield f"{said}, but {query.quant} can only fail with it on {query.cc}"
+
+
+def _deployment_causes(query: Query, fails: Callable[[Query], bool]) -> list[str]:
+    """What of the question is not the default and would, taken back alone, end the failure: it is not the GPU's then."""
+    defaults = {
+        f"--moe-a2a-backend {query.a2a}": {"a2a": "none"},
+        f"tp {query.tp}, ep {query.ep}": {"tp": 1, "ep": 1},
+        "experts that are not gated": {"gated": True},
+    }
+    without = {cause: dataclasses.replace(query, **default) for cause, default in defaults.items()}
+    return [cause for cause, other in without.items() if other != query and not fails(other)]
 
 
 def of_gates(gates: Iterable[Gate]) -> Iterator[str]:
