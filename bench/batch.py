@@ -12,10 +12,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import nbformat
-import papermill
-from nbformat.v4 import new_code_cell, new_notebook
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])
 
@@ -29,6 +25,10 @@ PIECES, PIECE_S, WORKERS, ROUNDS = 1000, 0.05, 2, 3
 
 def notebook_seconds(folder: Path, engine: str | None) -> float:
     """Seconds for 100 trivial cells through `engine`."""
+    import nbformat  # here: workers import this module again, and need none of these
+    import papermill
+    from nbformat.v4 import new_code_cell, new_notebook
+
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     cells = [new_code_cell(f"x = {number}") for number in range(100)]
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "in.ipynb")

@@ -10,11 +10,12 @@ import errno
 import fcntl
 import hashlib
 import importlib
+import io
 import json
-import shutil
 import tempfile
 import time
 import traceback
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -155,5 +156,9 @@ def _publish(attempt: Path, result: Result, folder: Path) -> None:
 
 def pack(folder: Path) -> bytes:
     """A published piece as zip bytes, for engines whose hosts share no storage."""
-    with tempfile.TemporaryDirectory() as scratch:
-        return Path(shutil.make_archive(str(Path(scratch) / "piece"), "zip", folder)).read_bytes()
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                archive.write(path, path.relative_to(folder))
+    return content.getvalue()

@@ -45,7 +45,7 @@ class _Schedule:
         self.pool, self.run_dir = pool, run_dir
         self.free_gpus = list(range(len(stack.gpu_names())))
         self.free_memory_gib = psutil.virtual_memory().available / 2**30
-        self.queue_limit = 4 * workers  # enough that no worker waits for us, few enough that a stop is quick
+        self.queue_limit = 64 * workers  # enough that no worker waits while we rewrite what the run folder shows
         self.running: dict[Future, tuple[Piece, list[int]]] = {}
         self.failures: dict[str, int] = {}
 

@@ -20,6 +20,7 @@ from nvfp4lab.batch.unpack import unpack_piece
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Verdict
 
+COLLECT_EVERY_S = 0.1  # one question about all tasks costs more than the pieces of a large batch, asked after each
 RETRIES = 3  # attempts after the first, each only when a worker or node died
 
 
@@ -35,9 +36,9 @@ class RayExecutor:
         pending = {_submit(piece): piece for piece in pieces}
         try:
             while pending:
-                finished, _ = ray.wait(list(pending), num_returns=1)
-                piece = pending.pop(finished[0])
-                yield _collect(finished[0], piece, run_dir)
+                finished, _ = ray.wait(list(pending), num_returns=len(pending), timeout=COLLECT_EVERY_S)
+                for task in finished:
+                    yield _collect(task, pending.pop(task), run_dir)
         finally:
             for task in pending:
                 ray.cancel(task, force=True)
