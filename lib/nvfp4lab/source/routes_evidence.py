@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from tqdm import tqdm
-
+from nvfp4lab.batch.progress import passing
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Stack, Target, Verdict
 from nvfp4lab.source.routes import Router, open_router
@@ -30,9 +29,9 @@ def of_routes(routes: Iterable[Route], query: Query, router: Router, p: Params) 
 
 
 def over_gpus(router: Router, query: Query, capabilities: Sequence[str]) -> dict[str, list[Route]]:
-    """{cc: routes}: the same question for several GPUs, with a progress bar. Only `auto` carries its traps."""
-    bar = tqdm(capabilities, desc="reading routes per GPU", unit="GPU", mininterval=2)
-    return {cc: router.routes(dataclasses.replace(query, cc=cc), trapped=("auto",)) for cc in bar}
+    """{cc: routes}: the same question for several GPUs, progress shown. Only `auto` carries its traps."""
+    shown = passing(capabilities, "reading routes per GPU")
+    return {cc: router.routes(dataclasses.replace(query, cc=cc), trapped=("auto",)) for cc in shown}
 
 
 def _record(route: Route, query: Query, stack: Stack, p: Params) -> Evidence:
