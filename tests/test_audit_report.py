@@ -143,4 +143,15 @@ def test_command_prints_the_contract_and_exits_by_findings(tmp_path: Path, capsy
     assert cli.main(["audit", str(tmp_path / "broken")]) == 1
     text = capsys.readouterr().out
     assert "global_scale_mismatch" in text and "routed expert 36/36" in text and "1 findings" in text
-    assert cli.main(["audit", str(clean), "--tp", "0"]) == 1
+    assert cli.main(["audit", str(clean), "--tp", "0"]) == 2
+    assert cli.main(["audit", str(tmp_path / "nowhere"), "--json"]) == 2, "1 would say that a checkpoint has findings"
+
+
+def test_a_packed_router_without_any_scale_is_found(tmp_path: Path) -> None:
+    checkpoint = qwen3_moe()
+    name = next(name for name in checkpoint.tensors if name.endswith(".mlp.gate.weight"))
+    _, (rows, columns), content = checkpoint.tensors[name]
+    checkpoint.tensors[name] = ("U8", (rows, columns // 2), content[: rows * columns // 2])
+    assert ("router_quantised", name) in {
+        (finding.kind, finding.tensor) for finding in audit(checkpoint.write(tmp_path / "c")).findings
+    }

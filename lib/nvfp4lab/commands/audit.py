@@ -1,4 +1,4 @@
-"""Audit an NVFP4 checkpoint: is it sound, and which backend flags can matter for it? Exits 1 when anything is wrong."""
+"""Audit an NVFP4 checkpoint: is it sound, and which flags can matter for it? Exits 1 when anything is wrong, 2 without one."""
 
 import argparse
 import collections
@@ -24,8 +24,11 @@ def run(args: argparse.Namespace) -> int:
     from nvfp4lab.nvfp4.audit import audit, moot_flags
 
     if any(size is not None and size < 1 for size in (args.tp, args.ep)):
-        raise LabError("--tp and --ep need a positive number")
-    report = audit(args.directory, tp=args.tp, ep=args.ep)
+        raise LabError("--tp and --ep need a positive number", exit_code=2)
+    try:
+        report = audit(args.directory, tp=args.tp, ep=args.ep)
+    except LabError as error:
+        raise LabError(str(error), exit_code=2) from error  # 1 is taken: it means findings
     if args.json:
         findings = [dataclasses.asdict(finding) for finding in report.findings]
         print(

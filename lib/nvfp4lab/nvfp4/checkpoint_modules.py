@@ -108,7 +108,7 @@ def modules_of(tensors: Mapping[str, TensorInfo], layers: int | None) -> dict[st
             parts.setdefault(name.removesuffix(".weight_packed"), {})["weight"] = info
         elif name.endswith(".weight"):
             path = name.removesuffix(".weight")
-            if path in scaled or path.rsplit(".", 1)[-1] in LINEAR_LEAVES:
+            if path in scaled or path.rsplit(".", 1)[-1] in LINEAR_LEAVES or info.dtype == "U8":
                 parts.setdefault(path, {})["weight"] = info
         elif name in scaled or (_EXPERT.match(name) and name.rsplit(".", 1)[-1] in _STACKED):
             parts.setdefault(name, {})["weight"] = info  # a 3-D parameter of all experts has no `.weight`
