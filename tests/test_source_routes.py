@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import source_tree
 from nvfp4lab.cli import main
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
 from nvfp4lab.records import Verdict
-from nvfp4lab.source import routes_evidence, routes_flashinfer, routes_text
+from nvfp4lab.source import routes_evidence, routes_flashinfer, routes_text, sglang_facts
 from nvfp4lab.source.facts import Fact, Facts
+from nvfp4lab.source.package import Package, resolve
 from nvfp4lab.source.routes import Router, open_router
 from nvfp4lab.source.routes_query import WORKS, Query, Route
 
@@ -160,6 +162,16 @@ def test_unknown_backend_is_a_usage_error_not_an_empty_answer(capsys):
     assert main(asked) == 2
     out, err = capsys.readouterr()
     assert out == "" and "no backend 'flashinfer_cutlas'" in err and "flashinfer_cutlass" in err
+
+
+def test_without_the_enum_no_branch_is_guessed():
+    """A future layout: the enum has another name. Nothing says which branch a value takes."""
+    real, member = resolve("0.5.17"), "sglang/srt/layers/moe/utils.py"
+    renamed = real.tree.read(member).replace(b"class MoeRunnerBackend", b"class MoeBackend")
+    future = Package("sglang", real.version, "edited", source_tree.Overlay(real.tree, {member: renamed}))
+    routes = Router(future, sglang_facts.read(future), None).routes(Query("12.0"), ("moe",))
+    assert {route.final_call for route in routes} == {"not found"} and not any(route.traps for route in routes)
+    assert "looked for class MoeRunnerBackend" in routes[0].gates[0].text
 
 
 def test_a_quantisation_without_fp4_is_not_answered(later):

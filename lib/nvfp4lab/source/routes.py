@@ -79,6 +79,10 @@ class Router:
 
     def of_backend(self, query: Query, op: Operation, backend: str, accepted: Fact | None, traps: bool = True) -> list[Route]:
         """Routes of one value: one per possible resolution."""
+        if lost := routes_server.lost_enum(self.facts, op):
+            gate = Gate(f"depends on the backend's enum, which was not found: {lost.note}", "depends", lost.file, lost.line)
+            hops = tuple(_accepted(op, backend, accepted))
+            return [Route(backend, op, {}, hops, (gate,), "not found", "depends on the backend's enum, which was not found")]
         if not self._is_member(op, backend):
             return [self._alias_route(query, op, backend, accepted)]
         resolved = routes_server.resolutions(self.facts, op, backend, query)

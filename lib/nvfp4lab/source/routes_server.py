@@ -36,6 +36,11 @@ def values(facts: Facts, op: Operation) -> dict[str, Fact | None]:
     return found | {str(value): None for fact in enum for value in fact.value if value not in found}
 
 
+def lost_enum(facts: Facts, op: Operation) -> Fact | None:
+    """The `not_found` fact of the flag's enum: without its members no branch on the backend can be decided, so none is guessed."""
+    return next((fact for fact in facts.query(SUBJECTS[op], "not_found") if fact.value == "enum_values"), None)
+
+
 def check_a2a(facts: Facts, query: Query) -> None:
     """Raises LabError when this SGLang has no such --moe-a2a-backend. Where its values were not found, any is taken."""
     said = [fact for predicate in ("cli_choices", "enum_values") for fact in facts.query("moe_a2a", predicate)]
