@@ -50,6 +50,7 @@ OTHERS = {
     "oom": [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 94.97 GiB of which 1.1 GiB is free.",
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        "ValueError: max_total_num_tokens=0. The memory pool is too small: increase --mem-fraction-static.",
         "RuntimeError: CUDA error: out of memory",
         "RuntimeError: [b12x] workspace allocation of 3221225472 bytes failed: out of memory",
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
@@ -62,6 +63,7 @@ OTHERS = {
         "[2026-11-29 12:04:59 TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
         "[2026-11-29 12:04:59 TP0] Watchdog timeout (self.watchdog_timeout=300)",
         "TimeoutError: Server did not become ready in 600 seconds",
+        "RuntimeError: Rank 2 initialization timed out after 600 seconds",
         "[rank1]:[F1129 13:10:02 ProcessGroupNCCL.cpp:1557] [PG ID 0 Rank 1] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
         "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId: wait timeout after 600000ms",
     ],
@@ -100,6 +102,7 @@ OTHERS = {
         "ValueError: Tried to load weights of size torch.Size([1024, 8192])to a parameter of size torch.Size([1024, 4096])",
         "RuntimeError: The size of tensor a (3072) must match the size of tensor b (1536) at non-singleton dimension 1",
         "KeyError: 'model.layers.3.mlp.experts.w13_weight_scale_2'",
+        "ValueError: Unrecognized weight name: model.layers.3.mlp.experts.0.gate_proj.weight_scale_2",
         "assert param.data.shape == loaded_weight.shape, (param.data.shape, loaded_weight.shape)",
         "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",
         "ValueError: Weight input_size_per_partition = 288 is not divisible by min_thread_k = 128.",
@@ -137,6 +140,9 @@ OTHERS = {
         '/opt/site/flashinfer/data/include/flashinfer/norm.cuh(25): error: identifier "__nv_fp4_e2m1" is undefined',
         "ptxas /tmp/tmpxft_0000.ptx, line 5512; error   : Instruction 'mma with block scale' not supported on .target 'sm_120'",
         "RuntimeError: Error building extension 'fused_moe_90'",
+        "RuntimeError: NVRTC compilation failed: error: no operator matches these operands",
+        "RuntimeError: FlashInfer requires CUDA toolkit, nvcc not found in PATH",
+        "RuntimeError: Compilation failed for module 'fp4_quantization_120f', see build.log",
         "triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error",
         "FileNotFoundError: [Errno 2] No such file or directory: 'nvcc'",
         "RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl.",
@@ -149,6 +155,7 @@ OTHERS = {
         "ValueError: Out of range float values are not JSON compliant: nan",
         "AssertionError: NaN detected in logits",
         "RuntimeError: hidden states contain nan at layer 3",
+        "AssertionError: Tensor contains NaN: model.layers.3.mlp output",
     ],
     "garbage": [
         "[2026-11-29 12:04:59] Finish: obj=GenerateReqInput(rid='2', text='Hi'), out={'text': '!!!!!!!!!!!!!!!!!!!!!!!!', 'meta_info': {}}",
@@ -194,6 +201,14 @@ def test_a_notice_names_its_class_and_leaves_the_verdict_ok(name, line):
     assert "OutOfMemoryError" in failed.line
 
 
+def test_a_warning_while_weights_load_is_a_notice():
+    line = "[2026-11-29 12:00:20 TP0] w1_weight_scale_2 must match w3_weight_scale_2. Accuracy may be affected."
+    healthy = log_samples.start()
+    at = next(number for number, text in enumerate(healthy) if "Load weight begin" in text) + 1
+    answer = classify([*healthy[:at], line, *healthy[at:], *log_samples.traffic()])
+    assert (answer.verdict, answer.symptom_class, answer.line) == (Verdict.OK, "accuracy_loss", line)
+
+
 def test_a_survived_failure_that_a_notice_quotes_is_no_failure():
     """The autotuner prints why it skipped a tactic; the same words alone are a failure."""
     quoted = "Failed to initialize cutlass TMA WS grouped gemm. Error: Error Internal"
@@ -234,11 +249,25 @@ def test_a_score_above_zero_is_no_failure(line):
     assert classify([*log_samples.start(), *log_samples.traffic(), line]).verdict is Verdict.OK
 
 
-@pytest.mark.parametrize(("function", "wanted"), [("load_weights", "checkpoint_layout"), ("forward", "unknown")])
-def test_a_size_that_does_not_fit_is_the_checkpoints_only_while_it_is_loaded(function, wanted):
+@pytest.mark.parametrize(("function", "known"), [("load_weights", True), ("forward", False)])
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("RuntimeError: start (1024) + length (1024) exceeds dimension size (1024).", "checkpoint_layout"),
+        ("RuntimeError: output with shape [1024] doesn't match the broadcast shape [256, 1024]", "checkpoint_layout"),
+        (
+            "RuntimeError: The expanded size of the tensor (30) must match the existing size (15) at dimension 1.",
+            "checkpoint_layout",
+        ),
+        ("AssertionError: weight_scale_2 must be the same for w1 and w3", "checkpoint_layout"),
+        ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "crash_at_load"),
+    ],
+)
+def test_a_size_that_does_not_fit_is_the_checkpoints_only_while_it_is_loaded(function, known, line, wanted):
     frame = f'  File "/opt/venv/lib/python3.12/site-packages/sglang/srt/models/llama.py", line 712, in {function}'
-    crash = log_samples.crash("RuntimeError: start (1024) + length (1024) exceeds dimension size (1024).")
-    assert classify([*log_samples.start(), crash[0], frame, "    narrow(x)", *crash[-5:]]).symptom_class == wanted
+    crash = log_samples.crash(line)
+    answer = classify([*log_samples.start(), crash[0], frame, "    narrow(x)", *crash[-5:]])
+    assert (answer.symptom_class, answer.line) == (wanted if known else "unknown", line)
 
 
 def test_healthy_logs_are_ok():
