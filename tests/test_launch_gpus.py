@@ -6,6 +6,8 @@ import types
 
 import pytest
 
+from nvfp4lab import stack
+from nvfp4lab.batch.executors import local_engine
 from nvfp4lab.server import load_telemetry, processes_gpu
 from nvfp4lab.server.launch import Server
 from test_launch_failures import FAKE, PATIENT
@@ -35,6 +37,20 @@ class FourGpus:
         if uuid != "MIG-5e55":
             raise self.NVMLError
         return 4
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
+        if handle != 4:
+            raise self.NVMLError
+        return 3
+
+    def nvmlDeviceGetName(self, handle):
+        return ("A", "B", "C", "D")[handle]
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return (9, handle)
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.1"
 
     def nvmlDeviceGetMemoryInfo(self, handle):
         return types.SimpleNamespace(used=self.used_mib[handle] * 2**20)
@@ -82,6 +98,19 @@ def test_another_jobs_memory_is_not_our_leftover(gpus, tmp_path, grows, left_mib
         gpus.used_mib[grows] += 5000
     assert server.ending.left_gpu_mib == left_mib
     assert server.ending.clean is (left_mib == 0)
+
+
+@pytest.mark.parametrize(("visible", "names", "cc"), [("2,1", ("C", "B"), "9.2"), ("MIG-5e55", ("D",), "9.3"), ("", (), "cpu")])
+def test_the_stack_names_our_gpus(gpus, monkeypatch, visible, names, cc):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(stack, "_gpus", stack._gpus.__wrapped__)  # what the real one remembers stays
+    assert stack.gpu_names() == names
+    assert stack.here().cc == cc
+
+
+def test_a_run_hands_out_only_the_gpus_it_was_given(gpus, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-0a11")
+    assert local_engine._Schedule(None, tmp_path, 1).free_gpus == ["3", "GPU-0a11"]
 
 
 def test_telemetry_reads_only_our_gpus(gpus, monkeypatch):

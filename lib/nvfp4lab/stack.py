@@ -3,14 +3,17 @@
 Nothing heavy is imported: versions come from package metadata, the GPU from NVML. Captured once per process.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from nvfp4lab.records import Stack, Target
+from nvfp4lab.server import processes_gpu
 
 
 def _version(*names: str) -> str | None:
@@ -40,24 +43,17 @@ def _torch_cuda() -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def _gpus() -> tuple[str | None, tuple[tuple[str, str], ...]]:
-    """(driver version, ((name, cc), ...)) from NVML; (None, ()) without a driver or without the binding."""
-    try:
-        import pynvml
-    except ImportError:
+    """(driver version, ((name, cc), ...)) of the GPUs that we may use, from NVML; (None, ()) without driver or binding."""
+    binding = processes_gpu.nvml()
+    if binding is None:
         return None, ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None, ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        cards = tuple(
-            (pynvml.nvmlDeviceGetName(handle), "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle)))
-            for handle in handles
-        )
-        return pynvml.nvmlSystemGetDriverVersion(), cards
-    finally:
-        pynvml.nvmlShutdown()
+    return binding.nvmlSystemGetDriverVersion(), tuple(_card(binding, handle) for handle in processes_gpu.handles())
+
+
+def _card(binding: Any, handle: Any) -> tuple[str, str]:
+    with contextlib.suppress(binding.NVMLError):  # raised for all that is no MIG instance; of one, the card tells
+        handle = binding.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    return binding.nvmlDeviceGetName(handle), "{}.{}".format(*binding.nvmlDeviceGetCudaComputeCapability(handle))
 
 
 def _lab_commit() -> str | None:

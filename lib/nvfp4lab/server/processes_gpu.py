@@ -23,8 +23,8 @@ def nvml():
     return None
 
 
-def handles(env: Mapping[str, str] = os.environ) -> list[Any]:
-    """NVML handles of the GPUs that a process with this environment may use: another job's GPUs are not ours to count.
+def visible(env: Mapping[str, str] = os.environ) -> list[tuple[str, Any]]:
+    """(name, NVML handle) of the GPUs that a process with this environment may use: another job's GPUs are not ours.
 
     CUDA_VISIBLE_DEVICES names them by index, by the beginning of a UUID or as a MIG instance, and ends at the first name
     that is none (CUDA C++ programming guide, environment variables). Indices count as NVML does, by PCI bus; CUDA does so
@@ -35,9 +35,14 @@ def handles(env: Mapping[str, str] = os.environ) -> list[Any]:
         return []
     devices = [binding.nvmlDeviceGetHandleByIndex(index) for index in range(binding.nvmlDeviceGetCount())]
     if VISIBLE not in env:
-        return devices
-    named = (_named(name.strip(), devices, binding) for name in env[VISIBLE].split(","))
-    return list(itertools.takewhile(lambda handle: handle is not None, named))
+        return [(str(index), handle) for index, handle in enumerate(devices)]
+    named = ((name, _named(name, devices, binding)) for name in map(str.strip, env[VISIBLE].split(",")))
+    return list(itertools.takewhile(lambda pair: pair[1] is not None, named))
+
+
+def handles(env: Mapping[str, str] = os.environ) -> list[Any]:
+    """The handles alone of `visible`."""
+    return [handle for _, handle in visible(env)]
 
 
 def _named(name: str, devices: list[Any], binding: Any) -> Any | None:

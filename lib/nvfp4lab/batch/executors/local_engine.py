@@ -12,17 +12,17 @@ from pathlib import Path
 import psutil
 from pebble import ProcessExpired, ProcessPool
 
-from nvfp4lab import stack
 from nvfp4lab.batch import piece as pieces_module
 from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.records import Verdict
+from nvfp4lab.server import processes_gpu
 
 ATTEMPTS = 3  # a worker may be killed from outside (OOM killer, an operator); a piece that kills it thrice is at fault
 PR_SET_PDEATHSIG = 1
 
 
 class LocalExecutor:
-    """workers: processes at once. GPUs are handed out by index through CUDA_VISIBLE_DEVICES."""
+    """workers: processes at once. The GPUs that we may use ourselves are handed out through CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, workers: int):
         self.workers = workers
@@ -43,10 +43,10 @@ class _Schedule:
 
     def __init__(self, pool: ProcessPool, run_dir: Path, workers: int):
         self.pool, self.run_dir = pool, run_dir
-        self.free_gpus = list(range(len(stack.gpu_names())))
+        self.free_gpus = [name for name, _ in processes_gpu.visible()]
         self.free_memory_gib = psutil.virtual_memory().available / 2**30
         self.queue_limit = 64 * workers  # enough that no worker waits while we rewrite what the run folder shows
-        self.running: dict[Future, tuple[Piece, list[int]]] = {}
+        self.running: dict[Future, tuple[Piece, list[str]]] = {}
         self.failures: dict[str, int] = {}
 
     def run(self, waiting: list[Piece]) -> Iterator[Result]:
@@ -69,7 +69,7 @@ class _Schedule:
             return False
         gpus, self.free_gpus = self.free_gpus[: piece.needs.gpus], self.free_gpus[piece.needs.gpus :]
         self.free_memory_gib -= piece.needs.memory_gib
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         future = self.pool.schedule(_execute, args=[piece, self.run_dir, environment], timeout=piece.timeout_s)
         self.running[future] = piece, gpus
         return True
