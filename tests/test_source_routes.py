@@ -164,6 +164,12 @@ def test_unknown_backend_is_a_usage_error_not_an_empty_answer(capsys):
     assert out == "" and "no backend 'flashinfer_cutlas'" in err and "flashinfer_cutlass" in err
 
 
+def test_a_function_whose_registering_import_is_guarded_does_not_just_work(later):
+    """0.5.17 imports the module of experimental_sgl_trtllm under an environment variable that is off by default."""
+    route = only(later.routes(Query("12.0"), ("moe",)), "moe", "experimental_sgl_trtllm")
+    assert route.expected == "depends on the import of sglang.srt.lora.trtllm_lora_temp.sgl_backend: without it MoeRunner raises"
+
+
 def test_without_the_enum_no_branch_is_guessed():
     """A future layout: the enum has another name. Nothing says which branch a value takes."""
     real, member = resolve("0.5.17"), "sglang/srt/layers/moe/utils.py"

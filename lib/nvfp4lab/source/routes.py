@@ -168,6 +168,8 @@ class Router:
             return f"raises: {failed.text}"
         if walk.left_to is not None:
             return f"depends on {walk.left_to}"
+        if walk.unseen_import is not None:
+            return f"depends on the import of {walk.unseen_import}: without it MoeRunner raises"
         if final == "not found":
             return "depends on code beyond what is followed: no kernel call was reached"
         if accepted is None:

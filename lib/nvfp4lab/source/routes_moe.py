@@ -143,6 +143,7 @@ class MoeTracer:
             why = registered.reached_by([*walk.imports, *self._imports_of(flow)])
             walk.hop(registered.function.file, registered.line, f"fused function {name} for {key}; {why or 'import not shown'}")
             if why is None:
+                walk.unseen_import = home
                 walk.gates.append(Gate(f"depends on the import of {home}: without it MoeRunner raises", "depends", file, line))
         elif isinstance(core, Instance):
             walk.hop(file, core.line, f"runner core {core.type_name}, no fused function for {key}")

@@ -62,7 +62,8 @@ class Walk:
 
     calls: every call by dotted name, also those that only prepare. written: attributes that loading gave the layer; False
     where an undecided condition guards the writing. runner: backend of the runner object that was built.
-    left_to: who runs the experts where the quant method builds no runner on purpose.
+    left_to: who runs the experts where the quant method builds no runner on purpose. unseen_import: module that registers
+    the fused function, where nothing on the route is seen to import it without a condition.
     """
 
     hops: list[Hop] = dataclasses.field(default_factory=list)
@@ -73,6 +74,7 @@ class Walk:
     written: dict[str, bool] = dataclasses.field(default_factory=dict)
     runner: str | None = None
     left_to: str | None = None
+    unseen_import: str | None = None
     refusal: Refusal | None = None
 
     def has(self, test: str) -> bool | None:
