@@ -24,7 +24,8 @@ def importable_toys():
     os.environ.pop("PYTHONPATH") if before is None else os.environ.__setitem__("PYTHONPATH", before)
 
 
-def test_a_ray_node_killed_in_mid_run_loses_nothing(tmp_path, importable_toys):
+@pytest.mark.parametrize("collect", [True, False], ids=["no shared storage", "shared storage"])
+def test_a_ray_node_killed_in_mid_run_loses_nothing(tmp_path, importable_toys, collect):
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -36,7 +37,7 @@ def test_a_ray_node_killed_in_mid_run_loses_nothing(tmp_path, importable_toys):
         pieces = [toy(number, sleep_s=0.3) for number in range(16)]
         killer = threading.Timer(1.5, lambda: cluster.remove_node(doomed, allow_graceful=False))
         killer.start()
-        verdicts = completed(create("ray").run(pieces, tmp_path))
+        verdicts = completed(create("ray", collect=collect).run(pieces, tmp_path))
         killer.join()
     finally:
         ray.shutdown()

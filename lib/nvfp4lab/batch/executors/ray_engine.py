@@ -1,11 +1,12 @@
 """A Ray cluster: each piece is one Ray task. Ray schedules, and repeats a task whose worker or node died.
 
-Hosts need the lab and Python packages only, no shared storage: a task executes its piece in a scratch folder of its
-host and returns the published folder as bytes. Start a node that can take pieces for one kind of GPU with
+Hosts need the lab and Python packages only. A host that sees the run folder works in it; any other executes its piece
+in a scratch folder and returns the published folder as bytes. Start a node that can take pieces for one kind of GPU with
 `ray start --resources '{"cc_12.0": 8}'`; a piece that needs cc 12.0 asks for one of it.
 """
 
 import io
+import secrets
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -25,15 +26,21 @@ RETRIES = 3  # attempts after the first, each only when a worker or node died
 
 
 class RayExecutor:
-    """Runs pieces on the cluster at `address` ("auto": the one this host belongs to; "local": one started here)."""
+    """Runs pieces on the cluster at `address` ("auto": the one this host belongs to; "local": one started here).
 
-    def __init__(self, address: str):
-        self.address = address
+    collect: results come back through Ray even from hosts that see the run folder.
+    """
+
+    def __init__(self, address: str, collect: bool):
+        self.address, self.collect = address, collect
 
     def run(self, pieces: Sequence[Piece], run_dir: Path) -> Iterator[Result]:
         """See `Executor.run`."""
         self._connect()
-        pending = {_submit(piece): piece for piece in pieces}
+        token = run_dir / f".shared-{secrets.token_hex(8)}"
+        if not self.collect:
+            token.touch()
+        pending = {_submit(piece, token): piece for piece in pieces}
         try:
             while pending:
                 finished, _ = ray.wait(list(pending), num_returns=len(pending), timeout=COLLECT_EVERY_S)
@@ -42,6 +49,7 @@ class RayExecutor:
         finally:
             for task in pending:
                 ray.cancel(task, force=True)
+            token.unlink(missing_ok=True)
 
     def _connect(self) -> None:
         if ray.is_initialized():
@@ -56,28 +64,30 @@ class RayExecutor:
 
 
 @ray.remote(max_retries=RETRIES, retry_exceptions=False)
-def _execute(piece: Piece) -> bytes:
+def _execute(piece: Piece, token: Path) -> Result | bytes:
+    if token.exists():
+        return pieces_module.execute(piece, token.parent)
     with tempfile.TemporaryDirectory(prefix="nvfp4lab-piece-") as scratch:
         pieces_module.execute(piece, Path(scratch))
         return pieces_module.pack(piece.folder(Path(scratch)))
 
 
-def _submit(piece: Piece) -> ray.ObjectRef:
+def _submit(piece: Piece, token: Path) -> ray.ObjectRef:
     resources = {f"cc_{piece.needs.cc}": 1} if piece.needs.cc else {}
     options = {"num_cpus": 1, "num_gpus": piece.needs.gpus, "memory": int(piece.needs.memory_gib * 2**30), "resources": resources}
-    return _execute.options(name=piece.name, **options).remote(piece)
+    return _execute.options(name=piece.name, **options).remote(piece, token)
 
 
 def _collect(task: ray.ObjectRef, piece: Piece, run_dir: Path) -> Result:
     try:
-        content = ray.get(task)
+        returned = ray.get(task)
     except RayTaskError as error:  # the task itself raised: the host could not write
         return Result(piece.name, piece.digest, Verdict.NOT_RUN, f"its host failed: {error.cause}", 0.0)
     except RayError as error:  # every attempt lost its worker or node
         return Result(piece.name, piece.digest, Verdict.NOT_RUN, f"no attempt came to an end: {type(error).__name__}", 0.0)
-    return unpack_piece(zipfile.ZipFile(io.BytesIO(content)), piece, run_dir)
+    return returned if isinstance(returned, Result) else unpack_piece(zipfile.ZipFile(io.BytesIO(returned)), piece, run_dir)
 
 
-def create(address: str = "auto") -> RayExecutor:
-    """address: as `ray.init` takes it, or "local" for a cluster that lives as long as this process."""
-    return RayExecutor(address)
+def create(address: str = "auto", collect: bool = False) -> RayExecutor:
+    """address: as `ray.init` takes it, or "local" for a cluster that lives as long as this process. collect: see the class."""
+    return RayExecutor(address, collect)
