@@ -191,6 +191,7 @@ def test_field_reports_are_cited_and_never_decide():
         (arm("a", "b"), {"moe": "a", "fp4_gemm": "b"}),
         (record("server", "arm:x", repro="python -m sglang.launch_server --moe-runner-backend marlin"), {"moe": "marlin"}),
         (record("gate", "fault:nan"), {}),
+        (record("kernel", "moe:sglang.moe_wna16_marlin_gemm:exact_moe"), {}),
     ],
 )
 def test_what_a_record_is_about(made, expected):

@@ -60,7 +60,7 @@ def backends_of(record: Evidence) -> dict[str, str]:
     """
     parts = record.subject.split(":")
     if parts[0] in OPS and len(parts) > 1 and parts[1] not in ("", "*"):
-        return {parts[0]: parts[1]}
+        return {} if "." in parts[1] else {parts[0]: parts[1]}  # "sglang.moe_wna16_marlin_gemm" is a kernel, no flag value
     details = record.details
     if details.get("op") in OPS and details.get("backend"):
         return {details["op"]: details["backend"]}
