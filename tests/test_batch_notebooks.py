@@ -10,6 +10,10 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from nvfp4lab.batch import cleanup, notebooks
+from nvfp4lab.batch import run as coordinator
+from nvfp4lab.batch.piece import Piece
+from nvfp4lab.batch.piece import execute as execute_piece
+from nvfp4lab.batch.plan import Plan
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
 from nvfp4lab.records import Verdict
@@ -54,7 +58,7 @@ def test_servers_of_a_dead_kernel_are_ended(lab, tmp_path):
     attempt.mkdir()
     arguments = lab("50_orphan", textwrap.dedent(STARTS_A_SERVER_AND_DIES).format(fake=str(FAKE)))
     verdict, reason = notebooks.execute(arguments, attempt)
-    assert verdict is Verdict.CRASH
+    assert verdict is Verdict.NOT_RUN, "killed from outside is not the notebook's failure"
     assert "SIGKILL" in reason
     assert '"launching"' in (attempt / "servers.jsonl").read_text()
     assert of_this_test(attempt) == []
@@ -67,6 +71,25 @@ def test_attempts_of_a_killed_run_are_set_aside_with_what_they_wrote(tmp_path):
     (attempt / "ledger.jsonl").write_text("kept\n")
     assert cleanup.clear_attempts(tmp_path) == []
     assert (tmp_path / "pieces" / "0123456789abcdef.lost-0" / "ledger.jsonl").read_text() == "kept\n"
+
+
+def test_a_kernel_killed_from_outside_is_run_again_on_resume(lab, tmp_path):
+    """Once killed, then sound: one result, exit code 2 and then 0; a kernel that dies by itself stays a failure."""
+    source = "import os, signal\nfrom pathlib import Path\nflag = Path({!r})\n"
+    source += "if not flag.exists():\n    flag.touch()\n    os.kill(os.getpid(), signal.{})"
+    for signal_name, ends in (("SIGKILL", [2, 0]), ("SIGSEGV", [1, 1])):
+        arguments = lab("53_killed", source.format(str(tmp_path / signal_name), signal_name))
+        plan = Plan("killed", ((Piece(f"killed.{signal_name}", "nvfp4lab.batch.notebooks:execute", arguments),),))
+        runs = [coordinator.run(plan, tmp_path / f"run-{signal_name}", InProcess()).exit_code for _ in range(2)]
+        assert runs == ends, signal_name
+
+
+class InProcess:
+    """The smallest executor: pieces one after the other, here."""
+
+    def run(self, pieces, run_dir):
+        """See `Executor.run`."""
+        yield from (execute_piece(piece, run_dir) for piece in pieces)
 
 
 def test_what_a_notebook_declares(lab):

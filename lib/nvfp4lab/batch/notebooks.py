@@ -22,6 +22,7 @@ from nvfp4lab.batch.piece import RESULT_FILE
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Ledger, Verdict
 
+KILLED_FROM_OUTSIDE = "was killed by SIGKILL"  # no process does that to itself by mistake: the piece did not fail, it was stopped
 MEASURED_FOLDERS = ("answers", "load")
 NOTEBOOK_FILE, REPORT_FILE, LEDGER_FILE = "notebook.ipynb", "report.html", "ledger.jsonl"
 
@@ -121,6 +122,11 @@ def execute(arguments: Mapping[str, Any], attempt: Path) -> tuple[Verdict, str]:
     outcome = json.loads(executed.read_text(encoding="utf-8"))["metadata"]["nvfp4lab_run"]
     records = list(Ledger(attempt / LEDGER_FILE))
     page.render(executed, attempt / REPORT_FILE, records)
+    if KILLED_FROM_OUTSIDE in outcome["reason"]:
+        return (
+            Verdict.NOT_RUN,
+            f"{outcome['reason']} from outside (an operator, or the system short of memory); --resume runs it again",
+        )
     return Verdict(outcome["verdict"]), outcome["reason"]
 
 

@@ -105,7 +105,10 @@ def execute(piece: Piece, run_dir: Path) -> Result:
             return done
         attempt = Path(tempfile.mkdtemp(prefix=f"{piece.digest}.attempt-", dir=pieces))
         result = _attempt(piece, attempt)
-        _publish(attempt, result, piece.folder(run_dir))
+        if result.verdict is Verdict.NOT_RUN:  # stopped from outside: the attempt stays unfinished, and is set aside later
+            redact_files(attempt)
+        else:
+            _publish(attempt, result, piece.folder(run_dir))
         return result
 
 

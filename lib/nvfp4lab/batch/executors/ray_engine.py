@@ -68,8 +68,8 @@ def _execute(piece: Piece, token: Path) -> Result | bytes:
     if token.exists():
         return pieces_module.execute(piece, token.parent)
     with tempfile.TemporaryDirectory(prefix="nvfp4lab-piece-") as scratch:
-        pieces_module.execute(piece, Path(scratch))
-        return pieces_module.pack(piece.folder(Path(scratch)))
+        result = pieces_module.execute(piece, Path(scratch))
+        return result if result.verdict is Verdict.NOT_RUN else pieces_module.pack(piece.folder(Path(scratch)))
 
 
 def _submit(piece: Piece, token: Path) -> ray.ObjectRef:
