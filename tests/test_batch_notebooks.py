@@ -1,8 +1,10 @@
 """A notebook as a piece: its page exists however it ended, and servers of a dead kernel are found and ended."""
 
+import importlib
 import json
 import textwrap
 from pathlib import Path
+from unittest import mock
 
 import nbformat
 import psutil
@@ -82,6 +84,19 @@ def test_a_kernel_killed_from_outside_is_run_again_on_resume(lab, tmp_path):
         plan = Plan("killed", ((Piece(f"killed.{signal_name}", "nvfp4lab.batch.notebooks:execute", arguments),),))
         runs = [coordinator.run(plan, tmp_path / f"run-{signal_name}", InProcess()).exit_code for _ in range(2)]
         assert runs == ends, signal_name
+
+
+def test_a_kernel_killed_while_it_starts_is_not_run(lab, tmp_path, monkeypatch):
+    """Seen under SIGKILL at random moments: the kernel dies before its first word."""
+    stillborn = mock.Mock(side_effect=RuntimeError("Kernel died before replying to kernel_info"))
+    importlib.import_module("papermill")  # it loads our engine, which therefore cannot be imported first
+    monkeypatch.setattr("nvfp4lab.batch.engine.LabNotebookClient.execute", stillborn)
+    attempt = tmp_path / "0123.attempt-x"
+    attempt.mkdir()
+    verdict, reason = notebooks.execute(lab("54_stillborn", "1"), attempt)
+    assert verdict is Verdict.NOT_RUN
+    assert "did not start" in reason
+    assert json.loads((attempt / notebooks.NOTEBOOK_FILE).read_text())["metadata"]["nvfp4lab_run"]["verdict"] == "not_run"
 
 
 class InProcess:

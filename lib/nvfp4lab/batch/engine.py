@@ -124,6 +124,13 @@ class LabEngine(NBClientEngine):
         manager.notebook_start()
         try:
             cls.execute_managed_notebook(manager, kernel_name, log_output=log_output, **kwargs)
+        except BaseException as error:  # what escapes is no cell's doing: the kernel did not start, or we were interrupted
+            nb.metadata["nvfp4lab_run"] = {
+                "verdict": str(Verdict.NOT_RUN),
+                "reason": f"{type(error).__name__}: {error}",
+                "cell": None,
+            }
+            raise
         finally:
             manager.notebook_complete()
         return manager.nb

@@ -117,6 +117,8 @@ def execute(arguments: Mapping[str, Any], attempt: Path) -> tuple[Verdict, str]:
             )
         except papermill.PapermillExecutionError:
             pass  # the outcome stands in the executed notebook's metadata
+        except RuntimeError as error:  # jupyter_client's word for a kernel that died while it started
+            return Verdict.NOT_RUN, f"the notebook's kernel did not start: {error}"
         finally:
             cleanup.end_servers_of(attempt)
     outcome = json.loads(executed.read_text(encoding="utf-8"))["metadata"]["nvfp4lab_run"]
