@@ -10,7 +10,6 @@ Use it anywhere: `papermill --engine nvfp4lab IN OUT`.
 
 import asyncio
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager
 
+from nvfp4lab import atomic
 from nvfp4lab.records import Verdict
 from nvfp4lab.report.redact import redact_data
 
@@ -154,10 +154,7 @@ class LabEngine(NBClientEngine):
 
 def write_notebook(nb, path: Path) -> None:
     """Write `nb` with every string redacted, so that a reader sees the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(redact_data(nb), ensure_ascii=False, indent=1), encoding="utf-8")
-    beside.replace(path)
+    atomic.replace(path, json.dumps(redact_data(nb), ensure_ascii=False, indent=1))
 
 
 def _error_output(name: str, value: str) -> dict:

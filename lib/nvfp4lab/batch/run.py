@@ -7,12 +7,12 @@ and `index.html` are derived from them and rewritten whenever a piece ends, so a
 import dataclasses
 import enum
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from nvfp4lab import atomic
 from nvfp4lab.batch import cleanup, notebooks
 from nvfp4lab.batch import piece as pieces_module
 from nvfp4lab.batch.executors import Executor
@@ -106,8 +106,8 @@ def derive(plan: Plan, run_dir: Path) -> None:
         for source, suffix in ((notebooks.NOTEBOOK_FILE, ".ipynb"), (notebooks.REPORT_FILE, ".html")):
             shown = run_dir / f"{piece.name}{suffix}"
             if (folder / source).exists() and not _same_file(folder / source, shown):
-                _replace(shown, (folder / source).read_bytes())
-    _replace(run_dir / notebooks.LEDGER_FILE, "".join(lines).encode())
+                atomic.replace(shown, (folder / source).read_bytes())
+    atomic.replace(run_dir / notebooks.LEDGER_FILE, "".join(lines).encode())
     index.write_run(run_dir, [pieces_module.published(piece, run_dir) or _not_reached(piece) for piece in plan.pieces])
 
 
@@ -119,7 +119,7 @@ def newest_run(outputs: Path, name: str) -> Path | None:
 
 def _record_plan(plan: Plan, run_dir: Path) -> None:
     rows = [{"name": piece.name, "digest": piece.digest} for piece in plan.pieces]
-    _replace(run_dir / "plan.json", json.dumps({"name": plan.name, "pieces": rows}, indent=1).encode())
+    atomic.replace(run_dir / "plan.json", json.dumps({"name": plan.name, "pieces": rows}, indent=1).encode())
 
 
 def _not_reached(piece: Piece) -> Result:
@@ -128,12 +128,6 @@ def _not_reached(piece: Piece) -> Result:
 
 def _same_file(source: Path, copy: Path) -> bool:
     return copy.exists() and copy.stat().st_mtime_ns >= source.stat().st_mtime_ns and copy.stat().st_size == source.stat().st_size
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
 
 
 def free_space_gib(folder: Path) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jinja2
 
+from nvfp4lab import atomic
 from nvfp4lab.batch.piece import Result
 from nvfp4lab.records import Evidence, Ledger
 from nvfp4lab.report.redact import redact
@@ -43,6 +44,4 @@ def _templates() -> jinja2.Environment:
 def _write(path: Path, template: str, **values) -> None:
     css = (HERE / "page.css").read_text(encoding="utf-8")
     page = _templates().get_template(template).render(css=css, **values)
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(redact(page), encoding="utf-8")
-    beside.replace(path)
+    atomic.replace(path, redact(page))
