@@ -165,6 +165,13 @@ def test_what_a_compiler_does_instead_of_building(toolchain, does, verdict, reas
     assert build(toolchain, f"//{does}\n", limits)[1] is (verdict is Verdict.UNSUPPORTED)
 
 
+def test_cpu_seconds_are_those_of_the_compilers_below_and_not_of_the_clock(toolchain):
+    busy = "import subprocess; subprocess.run([sys.executable, '-c', 'while __import__(\\'time\\').process_time() < 0.6: pass'])"
+    got, _ = build(toolchain, f"//{busy}; time.sleep(1)\n")
+    assert got.verdict is Verdict.OK
+    assert 0.6 <= got.compile_cpu_s <= got.compile_s - 0.9
+
+
 KERNEL = compile_sass.Kernel("_ZN7cutlass13device_kernelEv", 168, 1024, 0, 900, (("OMMA.SF", 64),), 0, False)
 
 
@@ -182,7 +189,7 @@ KERNEL = compile_sass.Kernel("_ZN7cutlass13device_kernelEv", 168, 1024, 0, 900, 
 )
 def test_what_a_build_says_about_the_card(kernel, requested, arch, verdict, kind):
     job = Job(module(""), Unit("one", "", "device_kernel"), arch)
-    got = compile_evidence.judge(job, Build(Verdict.OK, "", 1.0, 1, (dataclasses.replace(KERNEL, **kernel),), requested))
+    got = compile_evidence.judge(job, Build(Verdict.OK, "", 1.0, 1.0, 1, (dataclasses.replace(KERNEL, **kernel),), requested))
     assert (got[0], got[2]) == (verdict, kind)
     assert bool(got[1]) is (verdict is not Verdict.OK)
 
@@ -190,7 +197,7 @@ def test_what_a_build_says_about_the_card(kernel, requested, arch, verdict, kind
 def test_a_kernel_that_only_converts_needs_no_tensor_core():
     job = Job(module(""), Unit("one", "", "device_kernel", multiplies=False), "120a")
     kernel = dataclasses.replace(KERNEL, tensor_instructions=(), fp4_conversions=8)
-    assert compile_evidence.judge(job, Build(Verdict.OK, "", 1.0, 1, (kernel,)))[0] is Verdict.OK
+    assert compile_evidence.judge(job, Build(Verdict.OK, "", 1.0, 1.0, 1, (kernel,)))[0] is Verdict.OK
 
 
 def test_evidence_carries_the_machine_code_and_how_to_repeat_it(toolchain):

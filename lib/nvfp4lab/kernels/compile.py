@@ -22,7 +22,7 @@ from nvfp4lab.kernels.compile_sass import Kernel
 from nvfp4lab.records import Verdict
 from nvfp4lab.source import fetch
 
-FORMAT = 1  # of the cache; part of its key
+FORMAT = 2  # of the cache; part of its key
 _POLL_S = 0.2
 
 
@@ -31,12 +31,14 @@ class Build:
     """What one nvcc call gave. Survives JSON.
 
     verdict: OK if a cubin came out; else UNSUPPORTED (the compiler refuses the target), OOM, HANG or CRASH, with reason.
-    requested_shared_bytes: label -> dynamic shared memory that the kernel asks for at launch.
+    requested_shared_bytes: label -> dynamic shared memory that the kernel asks for at launch. compile_s: by the clock;
+    compile_cpu_s: by the processor, which does not grow on a busy or halted machine.
     """
 
     verdict: Verdict
     reason: str
     compile_s: float
+    compile_cpu_s: float
     peak_rss_bytes: int
     kernels: tuple[Kernel, ...] = ()
     requested_shared_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -112,24 +114,24 @@ class Builder:
                 nvcc = subprocess.Popen(
                     [*command, "-o", str(cubin), str(source)], stdout=output, stderr=output, start_new_session=True, cwd=scratch
                 )
-            stopped, peak_rss_bytes = _watch(nvcc, self.limits)
+            stopped, peak_rss_bytes, cpu_s = _watch(nvcc, self.limits)
             compile_s = time.monotonic() - started
             said = log.read_text(errors="replace")
             if stopped or nvcc.returncode != 0:
                 verdict, reason = stopped or _failure(nvcc.returncode, said)
-                return Build(verdict, reason, compile_s, peak_rss_bytes, output_tail=said[-4000:])
+                return Build(verdict, reason, compile_s, cpu_s, peak_rss_bytes, output_tail=said[-4000:])
             sass = subprocess.run(
                 [self.toolchain.cuobjdump, "-sass", cubin], capture_output=True, text=True, timeout=600, check=True
             )
             requested = compile_sass.symbol_sizes(cubin.read_bytes(), compile_modules.SHARED_PREFIX)
-            return Build(Verdict.OK, "", compile_s, peak_rss_bytes, tuple(compile_sass.read(said, sass.stdout)), requested)
+            return Build(Verdict.OK, "", compile_s, cpu_s, peak_rss_bytes, tuple(compile_sass.read(said, sass.stdout)), requested)
 
 
-def _watch(nvcc: subprocess.Popen, limits: Limits) -> tuple[tuple[Verdict, str] | None, int]:
-    """Wait for nvcc; kill it when over a limit. (verdict and reason if killed, peak resident bytes)."""
-    started, peak, stopped = time.monotonic(), 0, None
+def _watch(nvcc: subprocess.Popen, limits: Limits) -> tuple[tuple[Verdict, str] | None, int, float]:
+    """Wait for nvcc; kill it when over a limit. (verdict and reason if killed, peak resident bytes, CPU seconds of it all)."""
+    started, peak, stopped, cpu_s = time.monotonic(), 0, None, None
     try:
-        while nvcc.poll() is None:
+        while (cpu_s := _cpu_seconds_if_ended(nvcc, os.WNOHANG)) is None:
             peak = max(peak, isolate_proc.rss_bytes(nvcc.pid))
             if peak > limits.memory_bytes:
                 stopped = Verdict.OOM, f"the compiler used more than its {limits.memory_bytes / 2**30:.1f} GiB"
@@ -139,10 +141,19 @@ def _watch(nvcc: subprocess.Popen, limits: Limits) -> tuple[tuple[Verdict, str] 
                 break
             time.sleep(_POLL_S)
     finally:
-        if nvcc.poll() is None:
+        if cpu_s is None:
             os.killpg(nvcc.pid, signal.SIGKILL)
-            nvcc.wait()
-    return stopped, peak
+            cpu_s = _cpu_seconds_if_ended(nvcc)
+    return stopped, peak, cpu_s
+
+
+def _cpu_seconds_if_ended(nvcc: subprocess.Popen, options: int = 0) -> float | None:
+    """CPU seconds of nvcc and what it waited for, its exit code taken into `nvcc`; None while it runs (with WNOHANG)."""
+    pid, status, usage = os.wait4(nvcc.pid, options)
+    if pid == 0:
+        return None
+    nvcc.returncode = os.waitstatus_to_exitcode(status)  # Popen cannot ask for it again
+    return usage.ru_utime + usage.ru_stime
 
 
 def _failure(returncode: int, said: str) -> tuple[Verdict, str]:

@@ -177,8 +177,8 @@ def stack_of(builder: Builder, job: Job, here: Stack) -> Stack:
 
 
 def table(rows: Sequence[Evidence]) -> pd.DataFrame:
-    """What was built, a line each: registers, bytes of spills and of shared memory against the limit, seconds of the build."""
-    columns = ("registers", "spill_bytes", "static_shared_bytes", "requested_shared_bytes", "shared_limit_bytes", "compile_s")
+    """What was built, a line each: registers, bytes of spills and of shared memory against the limit, CPU seconds of the build."""
+    columns = ("registers", "spill_bytes", "static_shared_bytes", "requested_shared_bytes", "shared_limit_bytes", "compile_cpu_s")
     built = [row for row in rows if row.verdict is Verdict.OK]
     values = [{name: found.value for name in columns if (found := row.number(name))} for row in built]
     frame = pd.DataFrame(values, index=[row.subject.removeprefix("compile:") for row in built], columns=columns)
@@ -232,7 +232,11 @@ def _shared_bytes(job: Job, build: Build) -> int:
 
 
 def _numbers(job: Job, build: Build) -> tuple[Number, ...]:
-    numbers = [Number("compile_s", round(build.compile_s, 2), "s"), Number("compiler_peak_rss_bytes", build.peak_rss_bytes, "B")]
+    numbers = [
+        Number("compile_s", round(build.compile_s, 2), "s"),
+        Number("compile_cpu_s", round(build.compile_cpu_s, 2), "s"),
+        Number("compiler_peak_rss_bytes", build.peak_rss_bytes, "B"),
+    ]
     kernels = _relevant(job, build)
     if build.verdict is Verdict.OK and kernels:
         limit = SHARED_LIMIT_BYTES.get(int(job.target.cc.split(".")[0]))
