@@ -26,7 +26,7 @@ def fakes(monkeypatch):
     """Arms whose `model` names the behaviour of a fake server; the starts made are collected."""
     started = []
 
-    def server_of(arm, run_dir, limits, on_state=lambda *_: None):
+    def server_of(arm, run_dir, limits, on_state=lambda *_: None, gpus=None):
         started.append(arm.name)
         return Server(
             arm.name,
@@ -42,7 +42,7 @@ def fakes(monkeypatch):
 
 
 def judge(mode: str, run_dir: Path, ask) -> arms_judge.Judged:
-    return arms_judge.judge(Planned(Arm(name="x", model=mode), True), run_dir, LIMITS, ask)
+    return arms_judge.judge([Planned(Arm(name="x", model=mode), True)], run_dir, LIMITS, lambda arm, server: ask(server))[0]
 
 
 def test_a_sound_server_is_ok_and_its_record_says_how_long_and_what_was_left(tmp_path, fakes):
@@ -107,7 +107,7 @@ def test_a_failed_start_has_a_verdict_and_a_reason(tmp_path, fakes, mode, verdic
 
 
 def test_a_model_that_is_no_checkpoint_is_not_run_with_the_reason(tmp_path):
-    evidence = arms_judge.judge(Planned(Arm(name="x", model="/no/such/model"), True), tmp_path, LIMITS, broken).evidence
+    evidence = arms_judge.judge([Planned(Arm(name="x", model="/no/such/model"), True)], tmp_path, LIMITS, broken)[0].evidence
     assert evidence.verdict is Verdict.NOT_RUN and "/no/such/model: neither a checkpoint folder" in evidence.reason
 
 

@@ -49,7 +49,7 @@ def sweep_of(monkeypatch, tmp_path):
     """`load_run.sweep` of arms whose `model` names the behaviour of a fake server; (sweep, names of the starts made)."""
     started: list[str] = []
 
-    def server_of(arm, run_dir, limits, on_state=lambda *_: None):
+    def server_of(arm, run_dir, limits, on_state=lambda *_: None, gpus=None):
         started.append(arm.name)
         command = [sys.executable, "-I", "-S", str(FAKE)]
         return Server(arm.name, lambda port: [*command, str(port), arm.model], os.environ, run_dir, LIMITS, on_state)
@@ -67,9 +67,10 @@ def sweep_of(monkeypatch, tmp_path):
     monkeypatch.setattr(arms_model, "model_folder", folder)
     monkeypatch.setattr(arms_plan, "of_params", lambda p: arms_plan.plan(p.arms, 0))
 
-    def sweep(models: dict[str, str], restarts: int = 1):
+    def sweep(models: dict[str, str], restarts: int = 1, servers_at_once: int = 1):
         arms = [{"name": name, "model": model, "flags": [f"--{name}"]} for name, model in models.items()]
         given = {"arms": arms, "restarts": restarts, "concurrencies": [1, 2], "profile_decode": False, "run_dir": str(tmp_path)}
+        given["servers_at_once"] = servers_at_once
         return load_run.sweep(params.check(given, "test"))
 
     return sweep, started

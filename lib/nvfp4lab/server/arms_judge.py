@@ -5,18 +5,19 @@ whether it started, how far it came if not, whether it survived the questions, a
 """
 
 import dataclasses
+import functools
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nvfp4lab import stack
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Evidence, Number, Verdict, WrongKind
-from nvfp4lab.server import arms_model, logs
+from nvfp4lab.server import arms_model, logs, together
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.arms_plan import Planned
-from nvfp4lab.server.launch import Ending, Limits, Outcome, Server, StartFailed
+from nvfp4lab.server.launch import Ending, Limits, Outcome, Server
 from nvfp4lab.server.states import State
 
 
@@ -41,39 +42,64 @@ class Judged:
     ending: Ending | None = None
 
 
-def server_of(arm: Arm, run_dir: Path | str, limits: Limits, on_state: Callable[[State, float], None] = lambda *_: None) -> Server:
-    """The (not yet started) server of an arm."""
+def server_of(
+    arm: Arm,
+    run_dir: Path | str,
+    limits: Limits,
+    on_state: Callable[[State, float], None] = lambda *_: None,
+    gpus: Mapping[str, str] = {},
+) -> Server:
+    """The (not yet started) server of an arm. gpus: the environment variable that names its GPUs, see `together.gpus_of`."""
     folder = arms_model.model_folder(arm.model)
-    return Server(arm.name, lambda port: arm.command(folder, port), arm.environment(), run_dir, limits, on_state)
+    env = {**arm.environment(), **gpus, **arm.env}
+    return Server(arm.name, lambda port: arm.command(folder, port), env, run_dir, limits, on_state)
 
 
 def judge(
-    planned: Planned,
+    planned: Sequence[Planned],
     run_dir: Path | str,
     limits: Limits,
-    ask: Callable[[Server], Finding],
-    on_state: Callable[[State, float], None] = lambda *_: None,
-) -> Judged:
-    """Give one arm its turn. Never raises for what a server does; Ctrl-C and a full disk come through."""
-    arm = planned.arm
-    if not planned.start:
-        return Judged(arm, not_run(arm, planned.reason))
-    try:
-        server = server_of(arm, run_dir, limits, on_state)
-    except LabError as error:
-        return Judged(arm, not_run(arm, str(error)))
-    try:
-        with server:
-            finding, lost = _questioned(server, ask)
-    except StartFailed as error:
-        return _failed(arm, server, error.outcome, run_dir)
-    return _answered(arm, server, finding, lost, run_dir)
+    ask: Callable[[Arm, Server], Finding],
+    on_state: Callable[[Arm, State, float], None] = lambda *_: None,
+) -> list[Judged]:
+    """Start these arms side by side, ask one after the other, end all. Never raises for what a server does.
+
+    Ctrl-C and a full disk come through. In the order given, also for arms that are not to be started.
+    """
+    judged, started = {}, []
+    gpus = together.gpus_of([item.arm.gpus() for item in planned])
+    for item, given in zip(planned, gpus, strict=True):
+        arm = item.arm
+        try:
+            if item.start:
+                started.append((arm, server_of(arm, run_dir, limits, functools.partial(on_state, arm), given)))
+            else:
+                judged[arm.name] = Judged(arm, not_run(arm, item.reason))
+        except LabError as error:
+            judged[arm.name] = Judged(arm, not_run(arm, str(error)))
+    with together.up([server for _, server in started]) as failures:
+        answered = {arm.name: _questioned(arm, server, ask) for arm, server in started if arm.name not in failures}
+    for arm, server in started:
+        if arm.name in answered:
+            row = _answered(arm, server, *answered[arm.name], run_dir)
+        else:
+            row = _failed(arm, server, failures[arm.name].outcome, run_dir)
+        judged[arm.name] = _beside(row, [other.name for other, _ in started if other is not arm])
+    return [judged[item.arm.name] for item in planned]
 
 
-def _questioned(server: Server, ask: Callable[[Server], Finding]) -> tuple[Finding, str | None]:
+def _beside(row: Judged, neighbours: Sequence[str]) -> Judged:
+    """`row`, saying who ran at the same time: start times are then those of a busy machine, memory left is that of all."""
+    if not neighbours:
+        return row
+    details = {**row.evidence.details, "side_by_side": list(neighbours)}
+    return dataclasses.replace(row, evidence=dataclasses.replace(row.evidence, details=details))
+
+
+def _questioned(arm: Arm, server: Server, ask: Callable[[Arm, Server], Finding]) -> tuple[Finding, str | None]:
     """(what the questions found, how the server was lost meanwhile). A broken connection counts only with a lost server."""
     try:
-        return ask(server), server.lost()
+        return ask(arm, server), server.lost()
     except (OSError, ValueError, KeyError, LabError) as error:  # no connection, no JSON, no such field, no answer
         lost = server.lost()
         return Finding(WrongKind.GARBAGE, f"{type(error).__name__}: {error}"), lost

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas
@@ -45,7 +45,7 @@ class Matrix:
 
 
 def matrix(p: Params) -> Matrix:
-    """Start, question and end every arm of `p` in turn, printing what it does; each record is on disk before the next start.
+    """Start, question and end every arm of `p` in turn, printing what it does; each record is on disk before the next turn.
 
     An arm with a record in this run folder (same arm, questions and stack) is not started again. What an earlier, killed
     lab left running here is reported and left alone.
@@ -56,25 +56,44 @@ def matrix(p: Params) -> Matrix:
     planned = arms_plan.of_params(p)
     ask = _questions(p, [item.arm for item in planned if item.start])
     ledger, captured = Ledger(Path(p.run_dir) / "ledger.jsonl"), stack.capture()
-    done, judged = arms_resume.finished(ledger), []
+    keys = {item.arm.name: arms_resume.key_of(item.arm, p, captured) for item in planned}
+    done = arms_resume.finished(ledger)
+    records = {name: _remembered(done[key], ask, p, key) for name, key in keys.items() if key in done}
+    todo = [item for item in planned if item.arm.name not in records]
+    for group in _groups(todo, p.servers_at_once):
+        records |= {evidence.subject.removeprefix("arm:"): evidence for evidence in _turn(group, ask, p, keys, ledger)}
+    return Matrix(tuple(records[item.arm.name] for item in planned), ask)
+
+
+def _groups(planned: Sequence[Planned], size: int) -> list[list[Planned]]:
+    """In order, `size` arms that are started in each; those that are not started go with the ones before them."""
+    groups, starting = [[]], 0
     for item in planned:
-        key = arms_resume.key_of(item.arm, p, captured)
-        judged.append(_remembered(done[key], ask, p, key) if key in done else _turn(item, ask, p, key, ledger))
-    return Matrix(tuple(judged), ask)
+        if item.start and starting == size:
+            groups.append([])
+            starting = 0
+        groups[-1].append(item)
+        starting += item.start
+    return groups
 
 
-def _turn(planned: Planned, ask: AgainstReference | AgainstFirst, p: Params, key: str, ledger: Ledger) -> Evidence:
-    """One arm's turn; its answers and then its record are on disk when this returns."""
-    name = planned.arm.name
+def _turn(
+    group: Sequence[Planned], ask: AgainstReference | AgainstFirst, p: Params, keys: Mapping[str, str], ledger: Ledger
+) -> list[Evidence]:
+    """One turn of arms that run side by side; their answers and then their records are on disk when this returns."""
     limits = Limits(idle_s=p.start_idle_s, spinning_s=p.start_spinning_s)
-    everything = functools.partial(_with_kernel, ask, planned.arm, p)
-    row = arms_judge.judge(planned, p.run_dir, limits, everything, lambda state, s: print(f"{name}: {state} after {s:.0f} s"))
-    evidence = dataclasses.replace(row.evidence, details={**row.evidence.details, "key": key})
-    if name in ask.told:
-        arms_resume.keep(p.run_dir, key, ask.told[name])
-    ledger.append(evidence)
-    print(f"{name}: {evidence.verdict} {evidence.reason}".rstrip())
-    return evidence
+    everything = functools.partial(_with_kernel, ask, p)
+    rows = arms_judge.judge(
+        group, p.run_dir, limits, everything, lambda arm, state, seconds: print(f"{arm.name}: {state} after {seconds:.0f} s")
+    )
+    records = []
+    for name, evidence in ((row.arm.name, row.evidence) for row in rows):
+        records.append(dataclasses.replace(evidence, details={**evidence.details, "key": keys[name]}))
+        if name in ask.told:
+            arms_resume.keep(p.run_dir, keys[name], ask.told[name])
+        print(f"{name}: {evidence.verdict} {evidence.reason}".rstrip())
+    ledger.append(*records)
+    return records
 
 
 def _remembered(evidence: Evidence, ask: AgainstReference | AgainstFirst, p: Params, key: str) -> Evidence:
@@ -87,7 +106,7 @@ def _remembered(evidence: Evidence, ask: AgainstReference | AgainstFirst, p: Par
     return evidence
 
 
-def _with_kernel(ask: Callable[[Server], Finding], arm: Arm, p: Params, server: Server) -> Finding:
+def _with_kernel(ask: Callable[[Server], Finding], p: Params, arm: Arm, server: Server) -> Finding:
     """What `ask` finds, and whether route, log and trace agree on the kernel that ran."""
     finding = ask(server)
     if not p.profile_decode:

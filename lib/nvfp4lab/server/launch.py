@@ -12,9 +12,11 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import re
 import shlex
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -106,6 +108,8 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.outcome: Outcome | None = None
         self.ending: Ending | None = None
+        self.has_neighbours = False  # servers that share our GPUs: then memory in use there says nothing about us
+        self._cancelled, self._stopping = threading.Event(), threading.RLock()  # re-entrant: a signal may come while we stop
         self._command, self._env, self._health, self._on_state = list(command(self.port)), dict(env), health, on_state
         self._log = _fresh_log(self.run_dir / "logs", name)
         self._started: Started | None = None
@@ -151,7 +155,12 @@ class Server:
         return f"the server ended by itself, {_exit_words(code)}"
 
     def stop(self) -> Ending:
-        """End the whole family and wait until ports and GPU memory are back. May be called again at any time."""
+        """End the whole family and wait until ports and GPU memory are back. May be called again, and from any thread."""
+        self._cancelled.set()
+        with self._stopping:
+            return self._stop()
+
+    def _stop(self) -> Ending:
         if self.ending is not None or self._started is None:
             self._forget()
             return self.ending or Ending((), (), 0.0, 0.0, False)
@@ -181,7 +190,9 @@ class Server:
             family = self._started.family()
             compiling = not COMPILERS.isdisjoint(processes_table.names(family))
             log.read()
-            gpu_mib = sum(processes_gpu.used_mib(self._env))
+            gpu_mib = 0.0 if self.has_neighbours else sum(processes_gpu.used_mib(self._env))
+            if self._cancelled.is_set():  # from another thread
+                return self._outcome(State.FAILED, "stopped by the lab before it was ready")
             sample = Sample(time.monotonic(), log.lines, processes_table.cpu_seconds(family), gpu_mib, compiling)
             clock = clock or ProgressClock(sample)
             clock.tick(sample)
@@ -236,13 +247,11 @@ class Server:
         )
 
     def _gpu_left_mib(self) -> float:
-        return processes_gpu.above(self._gpu_before, self._env)
+        return 0.0 if self.has_neighbours else processes_gpu.above(self._gpu_before, self._env)
 
     def _wait_for_release(self, ports: set[int]) -> tuple[int, ...]:
         """Wait for ports and GPU memory; the ports that are still listened on."""
-        deadline = time.monotonic() + self.limits.release_s
-        while (_listened(ports) or self._gpu_left_mib() > GPU_SLACK_MIB) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: not _listened(ports) and self._gpu_left_mib() <= GPU_SLACK_MIB, self.limits.release_s)
         return tuple(sorted(_listened(ports)))
 
 
@@ -261,9 +270,17 @@ def fresh_port() -> int:
         return probe.getsockname()[1]
 
 
+def wait_until(over: Callable[[], bool], limit_s: float) -> None:
+    """Return when `over()` is true or after `limit_s` seconds; it is asked at least once."""
+    deadline = time.monotonic() + limit_s
+    while not over() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def _fresh_log(folder: Path, name: str) -> Path:
     """`folder/NAME.log`, or with -2, -3, ... when earlier starts left theirs: a log is evidence and is not overwritten."""
-    count = 1 + sum(1 for _ in folder.glob(f"{name}*.log"))
+    ours = re.compile(rf"{re.escape(name)}(-\d+)?\.log")
+    count = 1 + sum(ours.fullmatch(path.name) is not None for path in folder.glob("*.log"))
     return folder / (f"{name}.log" if count == 1 else f"{name}-{count}.log")
 
 

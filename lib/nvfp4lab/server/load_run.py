@@ -14,7 +14,7 @@ from nvfp4lab import stack
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
 from nvfp4lab.records import Ledger, Verdict, WrongKind
-from nvfp4lab.server import arms_judge, arms_model, arms_plan, load, which_kernel_witness
+from nvfp4lab.server import arms_judge, arms_model, arms_plan, load, together, which_kernel_witness
 from nvfp4lab.server.arms import Arm, environment_here
 from nvfp4lab.server.arms_plan import Planned
 from nvfp4lab.server.launch import Limits, Server, StartFailed
@@ -77,11 +77,18 @@ class _Sweep:
         ceilings = self._ceilings(arms_model.model_folder(arms[0].model))
         self.table.cells += [Cell(arm, *place, tok_s) for arm in arms for place, tok_s in ceilings.items()]
         for number in range(self.p.restarts):
-            for arm in rotated(arms, number):
-                ours = [cell for cell in self.table.cells if cell.arm is arm and not cell.voids]
-                missing = [cell for cell in ours if not self.store.recall(cell, number)]
-                if missing:
-                    self._round(number, arm, missing)
+            missing, size = self._missing(rotated(arms, number), number), self.p.servers_at_once
+            for first in range(0, len(missing), size):
+                self._round(number, missing[first : first + size])
+
+    def _missing(self, arms: Sequence[Arm], number: int) -> list[tuple[Arm, list[Cell]]]:
+        """The arms of this round with their cells that nobody has measured and nothing has voided."""
+        found = []
+        for arm in arms:
+            ours = [cell for cell in self.table.cells if cell.arm is arm and not cell.voids]
+            if missing := [cell for cell in ours if not self.store.recall(cell, number)]:
+                found.append((arm, missing))
+        return found
 
     def _ceilings(self, tokenizer: Path) -> dict[tuple[LoadShape, int], float]:
         """Output tokens per second that the client can take from a server that answers at once."""
@@ -93,23 +100,35 @@ class _Sweep:
                 print(f"client alone, {_words(shape, concurrency)}: {run.output_tok_s:,.0f} tok/s")
         return found
 
-    def _round(self, number: int, arm: Arm, cells: Sequence[Cell]) -> None:
-        """One start of one arm, measured in all its cells."""
-        name = f"round {number + 1}, {arm.name}"
+    def _round(self, number: int, group: Sequence[tuple[Arm, Sequence[Cell]]]) -> None:
+        """One start of these arms, side by side; then one after the other is measured in all its cells, the others idle."""
         limits = Limits(idle_s=self.p.start_idle_s, spinning_s=self.p.start_spinning_s)
-        try:
-            with arms_judge.server_of(arm, self.p.run_dir, limits) as server:
-                print(f"{name}: ready after {server.outcome.seconds:.0f} s")
-                unclear = self._unclear_kernel(server, arm) if number == 0 else None
-                for cell in cells:
-                    self._measure(number, server, cell, unclear or _gone(server))
-                    print(f"{name}, {_words(cell.shape, cell.concurrency)}: {_told(cell, number)}")
-        except StartFailed as error:
-            verdict, reason, _ = arms_judge.why_failed(error.outcome)
-            for cell in cells:
-                cell.voids[number] = Void(verdict, reason)
-                self.store.keep(cell, number)
-            print(f"{name}: {verdict}, {reason}")
+        gpus = together.gpus_of([arm.gpus() for arm, _ in group])
+        servers = {
+            arm.name: arms_judge.server_of(arm, self.p.run_dir, limits, gpus=given)
+            for (arm, _), given in zip(group, gpus, strict=True)
+        }
+        with together.up(list(servers.values())) as failures:
+            for arm, cells in group:
+                if arm.name in failures:
+                    self._void(number, cells, failures[arm.name])
+                else:
+                    self._measured(number, servers[arm.name], arm, cells)
+
+    def _void(self, number: int, cells: Sequence[Cell], error: StartFailed) -> None:
+        verdict, reason, _ = arms_judge.why_failed(error.outcome)
+        for cell in cells:
+            cell.voids[number] = Void(verdict, reason)
+            self.store.keep(cell, number)
+        print(f"round {number + 1}, {error.outcome.name}: {verdict}, {reason}")
+
+    def _measured(self, number: int, server: Server, arm: Arm, cells: Sequence[Cell]) -> None:
+        name = f"round {number + 1}, {arm.name}"
+        print(f"{name}: ready after {server.outcome.seconds:.0f} s")
+        unclear = self._unclear_kernel(server, arm) if number == 0 else None
+        for cell in cells:
+            self._measure(number, server, cell, unclear or _gone(server))
+            print(f"{name}, {_words(cell.shape, cell.concurrency)}: {_told(cell, number)}")
 
     def _unclear_kernel(self, server: Server, arm: Arm) -> Void | None:
         """Why nobody can say which kernel a row would be about; None when the witnesses agree or are not asked."""

@@ -39,6 +39,9 @@ class ServerParams(pydantic.BaseModel):
         description="server configurations; the first is the one others are compared with",
     )
     start_on_request: list[str] = pydantic.Field([], description="arms to start although stage 1 proves that they raise")
+    servers_at_once: int = pydantic.Field(
+        1, ge=1, le=64, description="servers started side by side; they share the GPUs, so 1 for a model that fills them"
+    )
     start_idle_s: Seconds = pydantic.Field(180.0, description="a start without any progress for so long is hung")
     start_spinning_s: Seconds = pydantic.Field(1800.0, description="a start with nothing but CPU time for so long is hung")
     reference_model: str | None = pydantic.Field(None, description="bf16 checkpoint that arms are held to; fixtures know theirs")
