@@ -1,5 +1,6 @@
 """Timing without a GPU: a clock that is set by hand, a timer that lies, kernels that go wrong while they are timed."""
 
+import dataclasses
 import math
 import random
 import statistics
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from nvfp4lab.kernels import roofline, timing, timing_events, timing_gpu
-from nvfp4lab.kernels.cases import CaseResult, OpenCase
+from nvfp4lab.kernels.cases import Case, CaseResult, OpenCase, open_case
 from nvfp4lab.kernels.roofline import Peaks
+from nvfp4lab.kernels.shapes import GemmShape, MoeShape
 from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
 
 CPU = torch.device("cpu")
@@ -31,7 +33,7 @@ class Kernel:
         return WRONG if output.item() >= self.wrong_from else CaseResult(Verdict.OK, details={"gate": "exact"})
 
     def opened(self) -> OpenCase:
-        return OpenCase(self, self.check, flops=2e9, min_bytes=4e6, device=CPU)
+        return OpenCase(self, self.check, self, flops=2e9, min_bytes=4e6, device=CPU)
 
 
 def clock(*steps_ms: float):
@@ -79,7 +81,7 @@ def test_no_values_give_no_time():
 
 def five_calls(opened: OpenCase) -> timing.Measurement:
     for _ in range(5):
-        opened.call()
+        opened.timed_call()
     return timing.Measurement((2.0, 1.0, 4.0), "cuda_events", True, note="CUPTI is not installed")
 
 
@@ -93,6 +95,7 @@ def test_a_sound_kernel_has_a_speed_and_the_method_is_named():
         "gate": "exact",
         "timing_method": "cuda_events",
         "cold_l2": True,
+        "timed_on": "realistic",
         "timing_note": "CUPTI is not installed",
     }
 
@@ -108,6 +111,29 @@ def test_a_kernel_that_goes_wrong_while_it_is_timed_has_no_speed():
     assert (result.verdict, result.kind, result.numbers) == (Verdict.WRONG, WrongKind.NAN, ())
     assert result.reason == "passed before it was timed, failed after 3 timed calls: row 3 is NaN"
     assert result.details == {"first_bad_row": 3, "gate": "after timing"}
+
+
+def test_a_kernel_that_fails_on_the_operands_it_is_timed_on_has_no_speed():
+    opened = dataclasses.replace(Kernel().opened(), timed_call=lambda: torch.tensor([1.0, math.nan]))
+    result = timing.time_case(opened, five_calls)
+    assert (result.verdict, result.kind, result.numbers) == (Verdict.WRONG, WrongKind.NAN, ())
+    assert "not finite on realistic operands" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("backend", "probe", "shape"),
+    [
+        ("torch.reference_gemm", "exact_t8", GemmShape(4, 32, 256)),
+        ("torch.reference_moe", "exact_moe_small", MoeShape(4, 64, 64, 4, 2)),
+    ],
+)
+def test_times_are_taken_on_operands_of_many_distinct_values(backend, probe, shape):
+    """A probe's operands have few distinct bits, on which a GPU draws less power and runs faster than on a model's."""
+    opened = open_case(Case(backend, probe, shape, timed=True))
+    assert opened.check(opened.call()).verdict is Verdict.OK
+    exact, realistic = opened.call().clone(), opened.timed_call()
+    assert realistic.shape == exact.shape and opened.check(realistic).verdict is Verdict.WRONG
+    assert realistic.unique().numel() > 0.9 * realistic.numel() > exact.unique().numel()
 
 
 def bench_with(times, said: str = ""):

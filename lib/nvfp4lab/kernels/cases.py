@@ -19,6 +19,7 @@ from nvfp4lab.kernels.backends.base import GLOBAL_SCALES_IN_BF16, Backend, refus
 from nvfp4lab.kernels.gates import GateResult
 from nvfp4lab.kernels.operands import ProbeError, Problem
 from nvfp4lab.kernels.probes import Experiment, Form
+from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
 from nvfp4lab.kernels.shapes import SHAPES, Shape
 from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
 from nvfp4lab.stack import here
@@ -92,13 +93,15 @@ class CaseResult:
 class OpenCase:
     """A case made ready on its device. Live objects: never pickled.
 
-    call: runs the kernel once on prepared operands and returns its output.
-    check: gates one output of `call`.
+    call: runs the kernel once on the probe's operands and returns its output. check: gates one output of `call`.
+    timed_call: the same on realistic operands. A probe's operands have few distinct bits: the card draws less power on them,
+    holds a higher clock and would look faster than any model makes it.
     flops, min_bytes: the work of one call; bytes count each operand once, as stored.
     """
 
     call: Callable[[], torch.Tensor]
     check: Callable[[torch.Tensor], CaseResult]
+    timed_call: Callable[[], torch.Tensor]
     flops: float
     min_bytes: float
     device: torch.device
@@ -147,22 +150,33 @@ def _judged(case: Case, backend: Backend) -> CaseResult:
 
 
 def _experiment(case: Case) -> Experiment:
-    backend = backends.find(case.backend)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    form = Form(weight_only=backend.activations == "bf16", global_scales_in_bf16=GLOBAL_SCALES_IN_BF16 in backend.conventions)
-    return probes.find(case.probe).build(case.shape, case.seed, device, form)
+    form = _form(backends.find(case.backend))
+    return probes.find(case.probe).build(case.shape, case.seed, _device(), form)
+
+
+def _form(backend: Backend) -> Form:
+    return Form(weight_only=backend.activations == "bf16", global_scales_in_bf16=GLOBAL_SCALES_IN_BF16 in backend.conventions)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _opened(case: Case, backend: Backend, experiment: Experiment) -> OpenCase:
-    problem: Problem = experiment.problem
-    out = torch.empty(problem.out_shape, dtype=problem.out_dtype, device=problem.device)
+    draw = {"gemm": realistic_gemm, "moe": realistic_moe}[case.shape.op]
     return OpenCase(
-        call=backend.bind(backend.prepare(problem), problem, out),
+        call=_bound(backend, experiment.problem),
         check=lambda output: _case_result(experiment.check(output), _details(backend)),
+        timed_call=_bound(backend, _form(backend).of(draw(case.shape, case.seed, experiment.problem.device))),
         flops=case.shape.flops,
         min_bytes=case.shape.min_bytes(fp4_activations=backend.activations == "fp4"),
-        device=problem.device,
+        device=experiment.problem.device,
     )
+
+
+def _bound(backend: Backend, problem: Problem) -> Callable[[], torch.Tensor]:
+    out = torch.empty(problem.out_shape, dtype=problem.out_dtype, device=problem.device)
+    return backend.bind(backend.prepare(problem), problem, out)
 
 
 def _details(backend: Backend) -> dict[str, Any]:

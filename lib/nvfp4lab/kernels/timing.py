@@ -1,8 +1,8 @@
 """How long a kernel takes, with the method named: CUPTI where it works, and never a number for a wrong kernel.
 
-`time_case` gates a prepared case, times it, and gates it again: a kernel that passes once and fails after a thousand
-calls (a stale workspace, a race) has no speed. GPU times come from `flashinfer.testing.bench_gpu_time`; what it falls
-back to without CUPTI is recorded and said aloud, since launch overhead is then part of the number.
+`time_case` gates a prepared case, times it on realistic operands, and gates it again: a kernel that passes once and fails
+after a thousand calls (a stale workspace, a race) has no speed. GPU times come from `flashinfer.testing.bench_gpu_time`;
+what it falls back to without CUPTI is recorded and said aloud, since launch overhead is then part of the number.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import torch
 
 from nvfp4lab.kernels import timing_events, timing_gpu
 from nvfp4lab.kernels.cases import CaseResult, OpenCase
-from nvfp4lab.records import Number, Verdict
+from nvfp4lab.records import Number, Verdict, WrongKind
 
 WARM_UP_MS, REPEAT_MS = 25, 100
 _CPU_CALLS = (5, 200)  # fewest and most
@@ -70,10 +70,12 @@ def time_case(opened: OpenCase, measure: Callable[[OpenCase], Measurement] | Non
         return before
     measured = (measure or measure_call)(opened)
     after = opened.check(opened.call())
+    if after.verdict is Verdict.OK and not torch.isfinite(opened.timed_call()).all():
+        after = dataclasses.replace(after, verdict=Verdict.WRONG, kind=WrongKind.NAN, reason="not finite on realistic operands")
     if after.verdict is not Verdict.OK:
         reason = f"passed before it was timed, failed after {len(measured.times_ms)} timed calls: {after.reason}"
         return dataclasses.replace(after, reason=reason, numbers=(), details=dict(after.details) | {"gate": "after timing"})
-    details = dict(after.details) | {"timing_method": measured.method, "cold_l2": measured.cold_l2}
+    details = dict(after.details) | {"timing_method": measured.method, "cold_l2": measured.cold_l2, "timed_on": "realistic"}
     if measured.note:
         details["timing_note"] = measured.note
     return dataclasses.replace(after, numbers=(*after.numbers, *numbers(measured, opened)), details=details)
@@ -98,10 +100,10 @@ def _rate(name: str, work_per_ms: float, unit: str, median: Number) -> Number:
 
 
 def measure_call(opened: OpenCase) -> Measurement:
-    """Time `opened.call` on its device by the best method there."""
+    """Time `opened.timed_call` on its device by the best method there."""
     if opened.device.type == "cuda":
-        return measure_gpu(opened.call, opened.device)
-    return measure_cpu(opened.call)
+        return measure_gpu(opened.timed_call, opened.device)
+    return measure_cpu(opened.timed_call)
 
 
 def measure_cpu(call: Callable[[], Any], clock_ns: Callable[[], int] = time.perf_counter_ns) -> Measurement:
