@@ -1,8 +1,8 @@
 """Whatever a server does, afterwards its processes and ports are gone, and nothing else is touched."""
 
-import collections
 import concurrent.futures
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -13,80 +13,55 @@ from pathlib import Path
 import pytest
 import requests
 
+from launch_kinds import FAKE, FAST, KINDS, ports_left, seen, survivors
+from launch_kinds import server as fake
 from nvfp4lab.server import processes, processes_table
-from nvfp4lab.server.launch import Limits, Server, StartFailed
+from nvfp4lab.server.launch import Server, StartFailed
 from nvfp4lab.server.states import State
 
-FAKE = Path(__file__).with_name("launch_fake_server.py")
-PATIENT = Limits(idle_s=30, spinning_s=30, term_s=0.3, kill_s=10, release_s=5, poll_s=0.02, health_s=5)
-FAST = dataclasses.replace(PATIENT, idle_s=1.5, spinning_s=1.5, health_s=1)
-NEVER_READY = {"hangs", "spins", "never_healthy"}  # only these wait for a limit; a busy machine must not make the others hit it
+FORCED_FAILURES = Path(__file__).parents[1] / "bench/forced_failures.py"
 
 
-def fake(mode: str, run_dir: Path) -> Server:
-    limits = FAST if mode in NEVER_READY else PATIENT
-    return Server(
-        mode, lambda port: [sys.executable, "-I", "-S", str(FAKE), str(port), mode, str(run_dir)], os.environ, run_dir, limits
-    )
-
-
-def survivors(run_dir: Path) -> list[str]:
-    """Command lines of fake servers of this test that are still there; independent of the code under test."""
-    lines = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [line for line in lines if str(FAKE) in line and str(run_dir) in line and "processes_guard" not in line]
-
-
-def outcome_of(server: Server) -> tuple[State, str]:
-    """Run it to its end as a user would: start, notice its loss, stop."""
-    try:
-        with server:
-            deadline = time.monotonic() + 10
-            while server.name in ("dies_late", "closes_port") and not server.lost() and time.monotonic() < deadline:
-                time.sleep(0.02)
-            return State.READY, server.lost() or ""
-    except StartFailed as error:
-        return error.outcome.state, error.outcome.reason
-
-
-EXPECTED = {
-    "healthy": (State.READY, ""),
-    "ignores_term": (State.READY, ""),
-    "escapes": (State.READY, ""),
-    "escapes_and_ignores_term": (State.READY, ""),
-    "escape_serves": (State.READY, ""),
-    "dies_late": (State.READY, "the server ended by itself, exit code 7"),
-    "closes_port": (State.READY, "the server runs, but no longer listens"),
-    "dies_at_start": (State.FAILED, "before it was ready, exit code 1"),
-    "killed_at_start": (State.FAILED, "killed by signal 11"),
-    "forks_away": (State.FAILED, "before it was ready, exit code 0"),
-    "forks_away_scrubbed": (State.FAILED, "before it was ready, exit code 0"),
-    "hangs": (State.HUNG, "no log line, CPU time or compiler for"),
-    "never_healthy": (State.HUNG, "while loading"),
-    "spins": (State.HUNG, "nothing but CPU time for"),
-}
-
-
-def test_fifty_forced_failures_leave_nothing(tmp_path):
-    """The figure of the stage: 0 processes and 0 ports left after 50 forced failures of every kind."""
-    modes = (list(EXPECTED) * 4)[:50]
+def test_every_kind_of_failure_leaves_nothing(tmp_path):
+    """Each kind once; `bench/forced_failures.py` makes fifty of each."""
+    folders = {name: tmp_path / f"{index}" for index, name in enumerate(KINDS)}
+    for folder in folders.values():
+        folder.mkdir()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        servers = [fake(mode, tmp_path) for mode in modes]
-        outcomes = list(pool.map(outcome_of, servers))
-    for mode, (state, reason) in zip(modes, outcomes, strict=True):
-        assert state is EXPECTED[mode][0] and EXPECTED[mode][1] in reason, (mode, state, reason)
-    assert all(server.ending.clean for server in servers), [(s.name, s.ending) for s in servers if not s.ending.clean]
+        ended = dict(zip(KINDS, pool.map(lambda name: KINDS[name].act(KINDS[name], folders[name], ""), KINDS), strict=True))
+    assert {name: said for name, said in ended.items() if not KINDS[name].is_right(said)} == {}
     assert survivors(tmp_path) == []
-    assert not [server.port for server in servers if processes_table.is_listened_to(server.port)]
-    assert processes.leftovers(tmp_path) == []
-    assert collections.Counter(modes).keys() == EXPECTED.keys()
+    assert len(seen(tmp_path, "port")) > len(KINDS) // 2, "most of them listened on something"
+    assert ports_left(tmp_path) == []
+    assert [name for name, folder in folders.items() if processes.leftovers(folder)] == []
+
+
+def test_a_kind_that_ends_in_another_way_is_noticed(tmp_path):
+    """Guard of the test above: what the lab says is compared, and so is whether it says that nothing is left."""
+    kind = KINDS["killed_at_start"]
+    ended = kind.act(kind, tmp_path, "")
+    assert kind.is_right(ended)
+    assert not KINDS["aborts"].is_right(ended) and not KINDS["healthy"].is_right(ended) and not KINDS["hangs"].is_right(ended)
+    assert not kind.is_right(dataclasses.replace(ended, clean=False))
+
+
+def test_the_figure_of_forced_failures_counts_a_round(tmp_path):
+    done = subprocess.run([sys.executable, str(FORCED_FAILURES), "--limit-s", "12"], capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["kinds"], said["surprises"]) == (len(KINDS), [])
+    assert 0 < said["forced_failures"] < 50 * len(KINDS), "the limit of time holds"
+    assert (said["processes_left"], said["ports_left"], said["records_left_open"]) == (0, 0, 0)
+    assert done.returncode == (0 if said["repeats"] else 1), "not every kind had its turn"
 
 
 def test_survivors_would_be_seen(tmp_path):
     """Guard of the test above: an escaped process that nobody ends is found by `survivors`."""
     server = fake("escapes", tmp_path).start()
     assert len(survivors(tmp_path)) == 2
+    assert survivors(tmp_path.with_name(tmp_path.name[:-1])) == [], "a folder whose name begins alike is another one"
+    assert ports_left(tmp_path) == [server.port]
     server.stop()
-    assert survivors(tmp_path) == []
+    assert survivors(tmp_path) == [] and ports_left(tmp_path) == []
 
 
 def test_term_suffices_for_a_server_that_obeys(tmp_path):
@@ -158,7 +133,7 @@ def test_a_proxy_for_the_world_is_not_asked_about_our_own_server(tmp_path, monke
 LAB = """
 import os, sys
 sys.path.insert(0, {tests!r})
-from test_launch_failures import fake
+from launch_kinds import server as fake
 from pathlib import Path
 server = fake({mode!r}, Path({run_dir!r})).start()
 print("ready", flush=True)

@@ -6,11 +6,11 @@ import types
 
 import pytest
 
+from launch_kinds import FAKE, PATIENT
 from nvfp4lab import stack
 from nvfp4lab.batch.executors import local_engine
 from nvfp4lab.server import load_telemetry, processes_gpu
 from nvfp4lab.server.launch import Server
-from test_launch_failures import FAKE, PATIENT
 
 
 class FourGpus:

@@ -9,13 +9,14 @@ import time
 
 import pytest
 
+from launch_kinds import FAKE, survivors
+from launch_kinds import server as fake
 from nvfp4lab.server import processes, processes_term
-from test_launch_failures import FAKE, fake, survivors
 
 HEAD = """
 import os, sys, time
 sys.path.insert(0, {tests!r})
-from test_launch_failures import fake
+from launch_kinds import server as fake
 from pathlib import Path
 run_dir = Path({run_dir!r})
 """
