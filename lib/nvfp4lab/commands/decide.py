@@ -29,14 +29,24 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(decision.to_data(), ensure_ascii=False))
         return 0
-    for contradiction in decision.contradictions:
-        print(f"CONTRADICTION {contradiction}")
-    print(decision.command or "no recommendation")
-    print(f"why: {decision.why}" + (f" ({decision.confidence})" if decision.confidence else ""))
-    for line in decision.moot:
-        print(f"moot: {line}")
-    for rejected in decision.rejected:
-        print(f"not {rejected.op} {rejected.backend}: {rejected.why}")
-    for name, change in decision.expires_with.items():
-        print(f"ask again when {name} is no longer {change['now']}: it decides {change['invalidates']}")
+    print("\n".join(lines(decision)))
     return 0
+
+
+def lines(decision) -> list[str]:
+    """The decision for a terminal: contradictions, the command, why, what stands beside it, why not the others, expiry."""
+    told = [f"CONTRADICTION {contradiction}" for contradiction in decision.contradictions]
+    told.append(decision.command or "no recommendation")
+    told.append(f"why: {decision.why}" + (f" ({decision.confidence})" if decision.confidence else ""))
+    told += [f"also: {line}" for line in decision.beside]
+    told += [f"moot: {line}" for line in decision.moot]
+    told += [f"not {rejected.op} {rejected.backend}: {rejected.why}" for rejected in decision.rejected]
+    asked = decision.question
+    told.append(
+        f"asked for: compute capability {asked.cc}, SGLang {asked.sglang}, FlashInfer {asked.flashinfer or 'of any version'}"
+    )
+    if decision.other_stacks:
+        told.append(f"left out: {decision.other_stacks} records about backends of another GPU or other versions")
+    expiry = decision.expires_with.items()
+    told += [f"ask again when {name} is no longer {change['now']}: it decides {change['invalidates']}" for name, change in expiry]
+    return told

@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from nvfp4lab import field_reports
-from nvfp4lab.decide.choice import choose
-from nvfp4lab.decide.question import OPS, Question, backends_of, last_word, partition
-from nvfp4lab.decide.standing import BAD, Confidence, Standing, standings
-from nvfp4lab.kernels.flag_values import FLAG_OF
+from nvfp4lab.decide import reasons
+from nvfp4lab.decide.attribution import attribute
+from nvfp4lab.decide.choice import Choice, choose, kernel_ranking, ranked_words
+from nvfp4lab.decide.question import OPS, Question, last_word, partition
+from nvfp4lab.decide.reasons import Rejected
+from nvfp4lab.decide.standing import BASIS, Confidence, Standing, standings
 from nvfp4lab.records import Evidence, Stack, Verdict
 
 EXPIRES: dict[str, str] = {
@@ -16,26 +17,18 @@ EXPIRES: dict[str, str] = {
     "flashinfer": "kernel verdicts, speeds and server arms",
     "kernel_package": "Marlin and SGLang's own kernels",
     "cuda": "every compiled kernel",
+    "cudnn": "what flashinfer_cudnn runs",
     "driver": "speeds and crashes",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Rejected:
-    """One backend not chosen: why, and the evidence (stage, subject and repro of each record, or a report's id)."""
-
-    backend: str
-    op: str
-    why: str
-    evidence: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """What to launch and why. command None: nothing can be recommended, and `why` says what is missing.
 
-    chosen: backend by op. no_difference: combinations whose speed cannot be told apart from the chosen one's.
-    expires_with: {version name: {"now": value, "invalidates": what}}.
+    chosen: backend by op; evidence: the records behind it. no_difference: combinations whose speed cannot be told apart from
+    the chosen one's. beside: what kernels say where a server decided, and with which further flags it was served.
+    autos: what `auto` is here. expires_with: {version name: {"now": value, "invalidates": what}}.
     """
 
     question: Question
@@ -43,6 +36,9 @@ class Decision:
     chosen: dict[str, str]
     why: str
     confidence: str | None
+    evidence: tuple[str, ...]
+    beside: tuple[str, ...]
+    autos: tuple[str, ...]
     rejected: tuple[Rejected, ...]
     contradictions: tuple[str, ...]
     no_difference: tuple[str, ...]
@@ -63,21 +59,23 @@ class Decision:
 def decide(question: Question, records: Sequence[Evidence]) -> Decision:
     """Join all records into one decision for `question`."""
     ours, foreign = partition(question, last_word(records))
-    moot = _moot(records)
-    by_backend = [standing for standing in standings(ours) if standing.op not in moot]
-    combination, why, ties = choose(question, by_backend, ours, moot)
-    confidence = _confidence(combination, ours)
+    attribution = attribute(ours)
+    moot = _moot(question, records)
+    by_backend = [standing for standing in standings(ours, attribution) if standing.op not in moot]
+    choice = choose(question, by_backend, ours, attribution, moot)
+    picked = [s for s in by_backend if choice.backends.get(s.op) == s.backend]
     return Decision(
         question=question,
-        command=_command(question, combination) if combination else None,
-        chosen=combination,
-        why=why,
-        confidence=confidence,
-        rejected=tuple(
-            _reject(standing, question, ties) for standing in by_backend if combination.get(standing.op) != standing.backend
-        ),
-        contradictions=tuple(_contradictions(by_backend, _failing_kernels(ours))),
-        no_difference=ties,
+        command=_command(question, choice) if choice.backends else None,
+        chosen=dict(choice.backends),
+        why=choice.why,
+        confidence=_confidence(choice, picked),
+        evidence=tuple(line for standing in picked for line in reasons.cited(standing)),
+        beside=_beside(choice, by_backend),
+        autos=tuple(auto.line for op, auto in attribution.autos.items() if op not in moot),
+        rejected=reasons.rejected(by_backend, question, choice, attribution),
+        contradictions=reasons.contradictions(by_backend, ours, attribution),
+        no_difference=choice.ties,
         moot=tuple(f"{OPS[op]} touches no layer of this checkpoint" for op in sorted(moot)),
         expires_with=_expires(question, ours),
         other_stacks=len(foreign),
@@ -85,65 +83,64 @@ def decide(question: Question, records: Sequence[Evidence]) -> Decision:
     )
 
 
-def _reject(standing: Standing, question: Question, ties: tuple[str, ...]) -> Rejected:
-    why = standing.why
-    if standing.verdict is Verdict.OK:
-        tied = any(f"{OPS[standing.op]} {standing.backend}" in tie for tie in ties)
-        why = ("no difference measured; " if tied else "right, but not in the fastest sound arm; ") + why
-    elif standing.verdict is Verdict.NOT_RUN:
-        why = f"not ruled out, not measured: needs a card ({why.removeprefix('not_run, ')})"
-    reports = field_reports.about(standing.op, standing.backend, question.cc)
-    if reports:
-        why += "; " + "; ".join(f"{Confidence.REPORTED} ({report.source}): {report.symptom}" for report in reports)
-    evidence = tuple(f"{record.stage} {record.subject} {record.verdict}: {record.repro}" for record in standing.records)
-    return Rejected(standing.backend, standing.op, why, evidence + tuple(f"report {report.id}" for report in reports))
-
-
-def _contradictions(by_backend: Sequence[Standing], failing: set[tuple[str, str]]) -> list[str]:
-    """Where stages disagree about one backend: someone is mistaken, and it may be us. failing: as of `_failing_kernels`."""
-    lines = []
-    for standing in by_backend:
-        by_stage: dict[str, set[Verdict]] = {}
-        for record in standing.records:
-            by_stage.setdefault(record.stage, set()).add(record.verdict)
-        name = f"{standing.op} {standing.backend}"
-        ran = by_stage.get("kernel", set()) | by_stage.get("server", set())
-        if Verdict.UNSUPPORTED in by_stage.get("source", set()) and Verdict.OK in ran:
-            lines.append(f"{name}: the source says it raises, yet it ran and was right")
-        if by_stage.get("kernel") == {Verdict.OK} and by_stage.get("server", set()) & BAD:
-            lines.append(f"{name}: its kernel passes the gate, its server does not: {standing.why}")
-        if (standing.op, standing.backend) in failing and Verdict.OK in by_stage.get("server", set()):
-            lines.append(f"{name}: its kernel fails the gate, yet a server with it answers right: is that kernel the one that ran?")
-        flagged = [record.details["mismatch"] for record in standing.records if record.details.get("mismatch")]
-        lines += [f"{name}: {mismatch}" for mismatch in flagged]
-    return lines
-
-
-def _failing_kernels(records: Sequence[Evidence]) -> set[tuple[str, str]]:
-    """(op, backend) of each flag value that leads to a kernel on which a probe failed."""
-    failed = [record for record in records if record.stage == "kernel" and record.verdict in BAD]
-    by_own_name = {FLAG_OF[name] for record in failed if (name := record.details.get("case", {}).get("backend")) in FLAG_OF}
-    return by_own_name | {pair for record in failed for pair in backends_of(record).items()}
-
-
-def _confidence(combination: dict[str, str], ours: Sequence[Evidence]) -> str | None:
+def _confidence(choice: Choice, picked: Sequence[Standing]) -> str | None:
     """Confidence of the choice: it is only made from what was measured."""
-    if not combination:
+    if not choice.backends:
         return None
-    stages = sorted(
-        {r.stage for r in ours if r.verdict is Verdict.OK and backends_of(r).items() & combination.items() and r.stage != "source"}
-    )
-    return f"{Confidence.MEASURED} ({', '.join(stages)})"
+    if choice.from_kernels:
+        return f"{Confidence.MEASURED} (kernels only, not a server)"
+    right = [r for s in picked for r in s.records if r.verdict is Verdict.OK and BASIS.get(r.stage) is Confidence.MEASURED]
+    disputed = "; disputed by its own kernels, see the contradictions" if any(s.disputed for s in picked) else ""
+    return f"{Confidence.MEASURED} ({', '.join(sorted({record.stage for record in right}))}){disputed}"
 
 
-def _moot(records: Sequence[Evidence]) -> frozenset[str]:
-    """Ops that touch no FP4 layer of the checkpoint, as the audit counted them."""
-    flags = {flag for record in records if record.stage == "checkpoint" for flag in record.details.get("moot_flags", ())}
-    return frozenset(op for op, flag in OPS.items() if flag in flags or flag.strip("-").replace("-", "_") in flags or op in flags)
+def _beside(choice: Choice, by_backend: Sequence[Standing]) -> tuple[str, ...]:
+    """Where servers decided: what kernels alone would say, and with which further flags the chosen arms were served."""
+    if not choice.backends or choice.from_kernels:
+        return ()
+    rankings = {op: kernel_ranking(by_backend, op) for op in choice.backends}
+    lines = [f"kernels alone, {op}: {ranked_words(ranking)}" for op, ranking in rankings.items() if ranking.best]
+    for op in choice.backends:
+        picked = next(s for s in by_backend if s.op == op and s.backend == choice.backends[op])
+        kernels = [record for record in picked.records if record.stage == "kernel" and record.verdict is not Verdict.NOT_RUN]
+        right = sum(record.verdict is Verdict.OK for record in kernels)
+        lines += [f"kernel records of {op} {picked.backend} here: {right} of {len(kernels)} right"] if kernels else []
+    left_out = [op for op in OPS if op not in choice.backends and any(s.op == op for s in by_backend)]
+    lines += [
+        f"{OPS[op]} is left out: no server was judged right for that op, so this is for a model without it" for op in left_out
+    ]
+    served_with = dict.fromkeys(flags for record in choice.records if (flags := _further_flags(record)))
+    return (*lines, *(f"the server was judged with {flags}" for flags in served_with))
 
 
-def _command(question: Question, combination: dict[str, str]) -> str:
-    flags = " ".join(f"{flag} {combination[op]}" for op, flag in OPS.items() if op in combination)
+def _further_flags(record: Evidence) -> str:
+    """Flags of a served arm beyond its backends, as on the command line."""
+    arm = record.details.get("arm")
+    if not isinstance(arm, dict):
+        return ""
+    names = {"quantization": "--quantization", "moe_a2a_backend": "--moe-a2a-backend", "attention_backend": "--attention-backend"}
+    sizes = {"tp": "--tp-size", "ep": "--ep-size", "dp": "--dp-size"}
+    given = [f"{flag} {arm[name]}" for name, flag in (names | sizes).items() if arm.get(name)]
+    given += [f"speculation {arm['speculation']}"] if arm.get("speculation") else []
+    given += [f"{name}={value}" for name, value in (arm.get("env") or {}).items()]
+    return " ".join([*given, *map(str, arm.get("flags") or ())])
+
+
+def _moot(question: Question, records: Sequence[Evidence]) -> frozenset[str]:
+    """Ops that touch no FP4 layer: of the checkpoint asked about where it was audited, else of every audited one."""
+    audits = [record for record in records if record.stage == "checkpoint" and "moot_flags" in record.details]
+    of_model = [record for record in audits if record.subject == f"checkpoint:{question.model}"]
+    return frozenset(op for op in OPS if audits and all(_is_moot(op, record) for record in of_model or audits))
+
+
+def _is_moot(op: str, audit: Evidence) -> bool:
+    flags = set(audit.details["moot_flags"])
+    flag = OPS[op]
+    return bool(flags & {flag, flag.strip("-").replace("-", "_"), op})
+
+
+def _command(question: Question, choice: Choice) -> str:
+    flags = " ".join(f"{flag} {choice.backends[op]}" for op, flag in OPS.items() if op in choice.backends)
     tp = f" --tp {question.tp}" if question.tp > 1 else ""
     quantization = f" --quantization {question.quantization_flag}" if question.quantization_flag else ""
     return f"python -m sglang.launch_server --model-path {question.model}{tp}{quantization} {flags}"

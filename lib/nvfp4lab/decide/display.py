@@ -25,10 +25,12 @@ def headline(decision: Decision) -> Html:
     lines.append(
         f"<p>{html.escape(decision.why)}" + (f" ({html.escape(decision.confidence)})" if decision.confidence else "") + ".</p>"
     )
+    lines += [f"<p>{html.escape(line[0].upper() + line[1:])}.</p>" for line in decision.beside]
     lines += [f"<p>Moot: {html.escape(line)}</p>" for line in decision.moot]
-    lines.append(
-        f"<p>Asked for: compute capability {asked.cc}, SGLang {asked.sglang}, FlashInfer {asked.flashinfer or 'as pinned'}.</p>"
-    )
+    others = decision.other_stacks
+    left_out = f" Left out: {others} records about backends of another GPU or other versions." if others else ""
+    versions = f"SGLang {html.escape(str(asked.sglang))}, FlashInfer {html.escape(asked.flashinfer or 'of any version')}"
+    lines.append(f"<p>Asked for: compute capability {html.escape(asked.cc)}, {versions}.{left_out}</p>")
     return Html("".join(lines))
 
 
@@ -50,7 +52,7 @@ def draw(decision: Decision) -> Figure:
             )
         if decision.chosen.get(standing.op) == standing.backend:
             axes.text(len(COLUMNS) + 0.03, place, "chosen", va="center", fontsize=9, weight="bold")
-    axes.set_yticks(range(len(rows)), [f"{standing.op}  {standing.backend}" for standing in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [_label(standing) for standing in rows], fontsize=8)
     axes.set_xticks([column + 0.48 for column in range(len(COLUMNS))], [str(confidence) for confidence in COLUMNS], fontsize=9)
     axes.set_xlim(0, len(COLUMNS) + 0.45)
     axes.xaxis.tick_top()
@@ -61,6 +63,11 @@ def draw(decision: Decision) -> Figure:
     patches.append(Patch(facecolor=NOT_RULED_OUT, edgecolor="#999", label="not ruled out"))
     made.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
     return made
+
+
+def _label(standing: Standing) -> str:
+    meaning = f" = {standing.alias_of}" if standing.alias_of else ""
+    return f"{standing.op}  {standing.backend}{meaning}"
 
 
 def why_not(decision: Decision) -> Html:

@@ -5,8 +5,16 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
-from nvfp4lab.records import Evidence
+from nvfp4lab.kernels.flag_values import FLAG_OF
+from nvfp4lab.records import Evidence, Verdict
 
+# Modules of the compile stage that hold the kernels of a flag value. Several tiles and architectures share a beginning.
+BUILT_FOR = {
+    "flashinfer.fp4_gemm_cutlass": ("fp4_gemm", "flashinfer_cutlass"),
+    "sglang.marlin_fp4": ("fp4_gemm", "marlin"),
+    "sglang.gptq_marlin": ("fp4_gemm", "marlin"),
+    "sglang.moe_wna16_marlin": ("moe", "marlin"),
+}
 OPS = {"moe": "--moe-runner-backend", "fp4_gemm": "--fp4-gemm-backend"}
 MEASURED_STAGES = frozenset({"kernel", "server", "load"})
 
@@ -34,9 +42,7 @@ class Question:
 
 def asked_by(records: Sequence[Evidence]) -> Question | None:
     """The question most of the records are about: measured ones count first, a real GPU before the CPU."""
-    counts = collections.Counter(
-        (record.target.cc, record.stack.sglang, record.stack.flashinfer) for record in records if _speaks(record)
-    )
+    counts = collections.Counter(_key(record) for record in records if backends_of(record))
     if not counts:
         return None
     measured = {_key(record) for record in records if record.stage in MEASURED_STAGES}
@@ -48,17 +54,16 @@ def _key(record: Evidence) -> tuple[str, str | None, str | None]:
     return record.target.cc, record.stack.sglang, record.stack.flashinfer
 
 
-def _speaks(record: Evidence) -> bool:
-    return bool(backends_of(record))
-
-
 def backends_of(record: Evidence) -> dict[str, str]:
-    """The backends a record is about, by op: {"moe": "flashinfer_cutlass"}, both ops for a server arm, {} for others.
+    """The backends a record names, by op: {"moe": "flashinfer_cutlass"}, both ops for a server arm, {} for others.
 
-    Read from the subject ("moe:BACKEND:QUANT"), from details ("op"/"backend", or the arm's two fields) or, for an arm,
-    from the flags in its repro line.
+    Read from the name of the kernel or of the module built where a flag value leads to it, from the subject
+    ("moe:BACKEND:QUANT"), from details ("op"/"backend", or the arm's two fields) or, for an arm, from the flags in its repro
+    line. What `auto` became, and whether a flag reached a layer at all, is not in one record: `attribution`.
     """
     parts = record.subject.split(":")
+    if leads_here := _flag_of(record, parts):
+        return dict([leads_here])
     if parts[0] in OPS and len(parts) > 1 and parts[1] not in ("", "*"):
         return {} if "." in parts[1] else {parts[0]: parts[1]}  # "sglang.moe_wna16_marlin_gemm" is a kernel, no flag value
     details = record.details
@@ -72,6 +77,15 @@ def backends_of(record: Evidence) -> dict[str, str]:
     return {op: match[1] for op, match in flags.items() if match}
 
 
+def _flag_of(record: Evidence, parts: Sequence[str]) -> tuple[str, str] | None:
+    """The flag value that leads to a kernel, or to a module that was built."""
+    if record.stage == "kernel":
+        return FLAG_OF.get(record.details.get("case", {}).get("backend"))
+    if record.stage == "compile" and len(parts) > 1:
+        return next((flag for module, flag in BUILT_FOR.items() if parts[1].startswith(module)), None)
+    return None
+
+
 def partition(question: Question, records: Iterable[Evidence]) -> tuple[list[Evidence], list[Evidence]]:
     """(records that hold for the question, records about backends that hold for another stack or GPU)."""
     ours, others = [], []
@@ -80,16 +94,34 @@ def partition(question: Question, records: Iterable[Evidence]) -> tuple[list[Evi
     return ours, [record for record in others if backends_of(record)]
 
 
-def last_word(records: Iterable[Evidence]) -> list[Evidence]:
-    """The records without those of server runs that were judged again from the same log: a later judgement replaces them.
+def last_word(records: Sequence[Evidence]) -> list[Evidence]:
+    """The records without those that a later judgement of the same run, or a mended lab, replaces.
 
-    A new run of the same arm replaces nothing: a failure that was seen once stays on record.
+    - A server run that was judged again from the same log: the later judgement counts.
+    - A kernel case that was not run, and later was; or that another commit of the lab ran again: it was our probe that changed.
+
+    A second run of the same arm, or of the same case by the same lab, replaces nothing: a failure seen once stays on record.
     """
-    latest: dict[tuple, Evidence] = {}
+    latest: dict[tuple, int] = {}
     for number, record in enumerate(records):
-        same_log = record.stage == "server" and record.artefacts
-        latest[(record.subject, record.artefacts, record.written_at) if same_log else (number,)] = record
-    return list(latest.values())
+        latest[_judgement(number, record)] = number
+    by_case: dict[str, list[Evidence]] = {}
+    kept = [records[number] for number in sorted(latest.values())]
+    for record in kept:
+        if name := record.details.get("case_hash"):
+            by_case.setdefault(name, []).append(record)
+    replaced = {id(old) for runs in by_case.values() for place, old in enumerate(runs) if _replaced(old, runs[place + 1 :])}
+    return [record for record in kept if id(record) not in replaced]
+
+
+def _judgement(number: int, record: Evidence) -> tuple:
+    same_log = record.stage == "server" and record.artefacts
+    return (record.subject, record.artefacts, record.written_at) if same_log else (number,)
+
+
+def _replaced(old: Evidence, later: Sequence[Evidence]) -> bool:
+    ran = [record for record in later if record.verdict is not Verdict.NOT_RUN]
+    return any(old.verdict is Verdict.NOT_RUN or record.stack.lab_commit != old.stack.lab_commit for record in ran)
 
 
 def model_of(record: Evidence) -> str | None:

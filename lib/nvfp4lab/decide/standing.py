@@ -2,13 +2,15 @@
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from nvfp4lab.decide.question import OPS, backends_of
-from nvfp4lab.records import Evidence, Number, Verdict
+from nvfp4lab.decide.attribution import Attribution, Auto
+from nvfp4lab.decide.question import OPS
+from nvfp4lab.records import Evidence, Verdict, WrongKind
 
 BAD = frozenset({Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM})
-THROUGHPUT_NAMES = ("output_tok_s", "output_throughput_tok_s", "throughput_tok_s")
+NOT_FOR_EVERY_SHAPE = frozenset({Verdict.UNSUPPORTED, Verdict.OOM})
+LESS_EXACT = frozenset({WrongKind.INEXACT, WrongKind.DEGRADED})
 
 
 class Confidence(enum.StrEnum):
@@ -33,7 +35,9 @@ BASIS: dict[str, Confidence] = {
 class Standing:
     """One backend of one op. verdict: OK, a bad one, UNSUPPORTED, or NOT_RUN when nothing decides it.
 
-    decisive: the record that the verdict rests on; records: everything that speaks of the backend.
+    decisive: the record that the verdict rests on; records: everything that speaks of the backend. disputed: a kernel failure
+    that did not decide, because a server was right all the same or the probe asks for more exactness than one that passed.
+    alias_of: for `auto`, the backend that it is here and whose evidence this is.
     """
 
     op: str
@@ -42,63 +46,119 @@ class Standing:
     confidence: Confidence | None
     decisive: Evidence | None
     records: tuple[Evidence, ...]
+    disputed: Evidence | None = None
+    alias_of: str | None = None
+
+    @property
+    def served(self) -> bool:
+        """Whether a server with it was judged, well or badly."""
+        return any(r.stage in ("server", "load") and r.verdict is not Verdict.NOT_RUN for r in self.records)
 
     @property
     def why(self) -> str:
         """One sentence: the verdict, in whose words, and how it is known."""
         if self.decisive is None:
             return "nothing is known about it"
-        kind = f" ({self.decisive.kind})" if self.decisive.kind else ""
-        where = f" by a {self.decisive.stage} run" if self.confidence is Confidence.MEASURED else ""
-        reason = self.decisive.reason.removeprefix(f"{self.confidence}: ")
-        return f"{self.verdict}{kind}, {self.confidence}{where}" + (f": {reason}" if reason else "")
+        return said(self.decisive, self.confidence)
 
 
-def standings(records: Sequence[Evidence]) -> list[Standing]:
-    """The standing of every backend that any record names, by op and name."""
-    seen = sorted({(op, backend) for record in records for op, backend in backends_of(record).items()})
-    return [_standing(op, backend, [r for r in records if backends_of(r).get(op) == backend], records) for op, backend in seen]
+def said(record: Evidence, confidence: Confidence | None) -> str:
+    """What one record says, in a sentence: verdict, how it is known, for a kernel which case, and the reason."""
+    kind = f" ({record.kind})" if record.kind else ""
+    case = f" of {record.subject}" if record.stage == "kernel" and "case" in record.details else ""
+    where = f" by a {record.stage} run{case}" if confidence is Confidence.MEASURED else ""
+    reason = record.reason.removeprefix(f"{confidence}: ")
+    return f"{record.verdict}{kind}, {confidence}{where}" + (f": {reason}" if reason else "")
 
 
-def _standing(op: str, backend: str, about: list[Evidence], everything: Sequence[Evidence]) -> Standing:
-    """Measured beats read; among measured, a failure that can be pinned on this backend beats a success."""
+def doubt(record: Evidence) -> str:
+    """A kernel failure that did not decide, in one clause."""
+    kind = f" ({record.kind})" if record.kind else ""
+    return f"{record.subject} is {record.verdict}{kind}: {record.reason}"
+
+
+def standings(records: Sequence[Evidence], attribution: Attribution) -> list[Standing]:
+    """The standing of every backend that any record speaks of, by op and name; `auto` as what it is here."""
+    named = [(record, attribution.named(record)) for record in records]
+    seen = sorted({pair for _, its in named for pair in its.items()})
+    found = {
+        (op, backend): _standing(op, backend, [r for r, its in named if its.get(op) == backend], named) for op, backend in seen
+    }
+    for op, auto in attribution.autos.items():
+        if auto.backend and (op, "auto") in found:
+            found[op, "auto"] = _alias(auto, found.get((op, auto.backend)), found[op, "auto"])
+    return list(found.values())
+
+
+def _alias(auto: Auto, meant: Standing | None, read: Standing) -> Standing:
+    """`auto` judged with the evidence of the backend that it becomes."""
+    if auto.raises:
+        raising = next(record for record in auto.records if record.reason == auto.raises)
+        shown = dataclasses.replace(read, verdict=Verdict.UNSUPPORTED, confidence=Confidence.READ, decisive=raising)
+    else:
+        shown = dataclasses.replace(meant or read, backend="auto", records=(*(meant.records if meant else ()), *read.records))
+    return dataclasses.replace(shown, alias_of=auto.backend)
+
+
+def _standing(op: str, backend: str, about: list[Evidence], everything: Sequence[tuple[Evidence, dict[str, str]]]) -> Standing:
+    """Measured beats read. Among measured, a failure that can be pinned on this backend beats a success. A kernel that is
+    right does not help where the source proves that a server refuses the flag."""
     measured = [r for r in about if BASIS.get(r.stage) is Confidence.MEASURED and r.verdict is not Verdict.NOT_RUN]
-    blamed = [r for r in measured if r.verdict is not Verdict.OK and _to_blame(op, backend, r, everything)]
-    good = [r for r in measured if r.verdict is Verdict.OK]
+    kernels = [r for r in measured if r.stage == "kernel"]
+    servers = [r for r in measured if r.stage != "kernel"]
+    served = sorted((r for r in servers if r.verdict is Verdict.OK), key=lambda r: r.stage == "load")
+    blamed = [r for r in servers if r.verdict is not Verdict.OK and _to_blame(op, backend, r, everything)]
+    failed, disputed = _kernel_failures(kernels, judged_right=bool(served))
+    will_not = [r for r in kernels if r.verdict in NOT_FOR_EVERY_SHAPE]
     refused = [r for r in about if r.stage == "source" and r.verdict is Verdict.UNSUPPORTED]
-    known = [r for r in about if r.stage in ("source", "compile")]
-    for candidates in (blamed, sorted(good, key=lambda r: r.stage == "kernel"), refused):
+    right = [r for r in kernels if r.verdict is Verdict.OK]
+    for candidates in (failed, blamed, served, refused, right, will_not):
         if candidates:
-            return Standing(op, backend, candidates[0].verdict, BASIS[candidates[0].stage], candidates[0], tuple(about))
-    decisive = known[0] if known else (about[0] if about else None)
+            first = candidates[0]
+            doubt = disputed[0] if disputed and first.verdict is Verdict.OK else None
+            return Standing(op, backend, first.verdict, BASIS[first.stage], first, tuple(about), doubt)
+    built = [r for r in about if r.stage == "compile" and r.verdict is Verdict.OK]
+    known = built + [r for r in about if r.stage == "source"]
+    decisive = next(iter(known or about), None)
     return Standing(op, backend, Verdict.NOT_RUN, BASIS.get(decisive.stage) if decisive else None, decisive, tuple(about))
 
 
-def _to_blame(op: str, backend: str, record: Evidence, everything: Sequence[Evidence]) -> bool:
-    """A kernel case names its one backend. A server arm has two: it blames this one unless the other fails elsewhere too
-    or this one is right in another arm."""
-    named = backends_of(record)
+def _kernel_failures(kernels: Sequence[Evidence], judged_right: bool) -> tuple[list[Evidence], list[Evidence]]:
+    """(failures that rule the backend out, failures that only cast doubt on it).
+
+    A crash, a hang and NaN rule out whatever else was right. Another wrong result does, unless a server with this backend was
+    judged right, or the kernel only lacks exactness under a probe that asks for more of it than the one it passed. What it
+    refuses, or has no memory for, is said of one shape and is neither.
+    """
+    passed = [record for record in kernels if record.verdict is Verdict.OK]
+    probes = {_probe(record) for record in passed}
+    failed, doubts = [], []
+    for record in kernels:
+        if record.verdict is Verdict.WRONG and record.kind is not WrongKind.NAN:
+            asks_more = record.kind in LESS_EXACT and passed and _probe(record) not in probes
+            (doubts if judged_right or asks_more else failed).append(record)
+        elif record.verdict not in (Verdict.OK, *NOT_FOR_EVERY_SHAPE):
+            failed.append(record)
+    return failed, doubts
+
+
+def _probe(record: Evidence) -> str | None:
+    return record.details.get("case", {}).get("probe")
+
+
+def _to_blame(op: str, backend: str, record: Evidence, everything: Sequence[tuple[Evidence, dict[str, str]]]) -> bool:
+    """A server arm has two backends: its failure blames this one unless the other fails elsewhere too or this one is right
+    in another arm."""
+    named = next(its for r, its in everything if r is record)
     others = [(other, named[other]) for other in OPS if other != op and other in named]
     if not others:
         return True
-    elsewhere = [r for r in everything if r is not record and BASIS.get(r.stage) is Confidence.MEASURED]
-    right_elsewhere = any(r.verdict is Verdict.OK and r.stage != "kernel" and backends_of(r).get(op) == backend for r in elsewhere)
-    other_fails_alone = any(
-        r.verdict is not Verdict.OK and r.verdict is not Verdict.NOT_RUN and backends_of(r) == {other: name}
-        for r in elsewhere
-        for other, name in others
-    )
+    elsewhere = [(r, its) for r, its in everything if r is not record and BASIS.get(r.stage) is Confidence.MEASURED]
+    right_elsewhere = any(r.verdict is Verdict.OK and r.stage != "kernel" and its.get(op) == backend for r, its in elsewhere)
+    other_fails_alone = any(_fails(r) and its == {other: name} for r, its in elsewhere for other, name in others)
     return not (right_elsewhere or other_fails_alone)
 
 
-def throughput(records: Iterable[Evidence]) -> Number | None:
-    """The best sound throughput among load records (tok/s), or None."""
-    numbers = [record.number(name) for record in records if record.verdict is Verdict.OK for name in THROUGHPUT_NAMES]
-    return max((number for number in numbers if number is not None), key=lambda number: number.value, default=None)
-
-
-def overlap(one: Number, other: Number) -> bool:
-    """Whether two intervals overlap; without intervals, whether the values are within 3 %: less than runs differ by."""
-    if None in (one.low, one.high, other.low, other.high):
-        return abs(one.value - other.value) <= 0.03 * max(abs(one.value), abs(other.value))
-    return one.low <= other.high and other.low <= one.high
+def _fails(record: Evidence) -> bool:
+    of_one_shape = record.stage == "kernel" and record.verdict in NOT_FOR_EVERY_SHAPE
+    return record.verdict not in (Verdict.OK, Verdict.NOT_RUN) and not of_one_shape
