@@ -2,12 +2,14 @@
 
 import os
 import signal
+import threading
+import time
 
 import pytest
 
 from nvfp4lab import params
 from nvfp4lab.records import Verdict
-from nvfp4lab.server import arms_judge, processes, processes_gpu, together
+from nvfp4lab.server import arms_judge, launch, processes, processes_gpu, together
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.arms_judge import Finding
 from nvfp4lab.server.arms_plan import Planned
@@ -93,8 +95,14 @@ def test_gpus_are_handed_out_in_turn(monkeypatch):
     assert together.gpus_of([2]) == [{}], "a server alone takes the first ones by itself"
 
 
-def test_arms_beside_one_another_say_so_and_are_asked_in_order(tmp_path, fakes):  # noqa: F811
-    asked = []
+def test_arms_beside_one_another_say_so_and_are_asked_at_the_same_time(tmp_path, fakes):  # noqa: F811
+    asked, both = [], threading.Barrier(2, timeout=10)
+
+    def ask(arm, server):
+        both.wait()  # broken unless both are asked at the same time
+        asked.append((arm.name, server.name))
+        return Finding()
+
     rows = arms_judge.judge(
         [
             *planned(a="healthy", dead="dies_at_start"),
@@ -103,13 +111,32 @@ def test_arms_beside_one_another_say_so_and_are_asked_in_order(tmp_path, fakes):
         ],
         tmp_path,
         LIMITS,
-        lambda arm, server: asked.append((arm.name, server.name)) or Finding(),
+        ask,
     )
-    assert [row.arm.name for row in rows] == ["a", "dead", "no", "b"] and asked == [("a", "a"), ("b", "b")]
+    assert [row.arm.name for row in rows] == ["a", "dead", "no", "b"] and sorted(asked) == [("a", "a"), ("b", "b")]
     assert [row.evidence.verdict is Verdict.OK for row in rows] == [True, False, False, True]
     assert rows[0].evidence.details["side_by_side"] == ["dead", "b"] and rows[2].evidence.reason == "moot"
     alone = arms_judge.judge(planned(a="healthy"), tmp_path, LIMITS, lambda arm, server: Finding())[0]
     assert "side_by_side" not in alone.evidence.details
+
+
+def test_an_interrupt_while_several_are_asked_takes_the_servers_from_the_questions(tmp_path, fakes):  # noqa: F811
+    ended, both = [], threading.Barrier(2, timeout=10)
+
+    def ask(arm, server):
+        both.wait()
+        if arm.name == "a":
+            raise KeyboardInterrupt
+        while server.lost() is None:
+            time.sleep(0.05)
+        ended.append(arm.name)
+        return Finding()
+
+    with pytest.raises(KeyboardInterrupt):
+        arms_judge.judge(planned(a="healthy", b="healthy"), tmp_path, LIMITS, ask)
+    assert processes.leftovers(tmp_path) == []
+    launch.wait_until(lambda: ended == ["b"], 5)
+    assert ended == ["b"]
 
 
 def test_a_matrix_in_groups_has_every_arm_in_its_order(tmp_path, fakes, matrix_of):  # noqa: F811

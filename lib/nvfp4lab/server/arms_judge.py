@@ -62,9 +62,10 @@ def judge(
     ask: Callable[[Arm, Server], Finding],
     on_state: Callable[[Arm, State, float], None] = lambda *_: None,
 ) -> list[Judged]:
-    """Start these arms side by side, ask one after the other, end all. Never raises for what a server does.
+    """Start these arms side by side, ask them at the same time, end all. Never raises for what a server does.
 
-    Ctrl-C and a full disk come through. In the order given, also for arms that are not to be started.
+    `ask` is called from several threads when several arms are started. Ctrl-C and a full disk come through. In the order
+    given, also for arms that are not to be started.
     """
     judged, started = {}, []
     gpus = together.gpus_of([item.arm.gpus() for item in planned])
@@ -78,7 +79,9 @@ def judge(
         except LabError as error:
             judged[arm.name] = Judged(arm, not_run(arm, str(error)))
     with together.up([server for _, server in started]) as failures:
-        answered = {arm.name: _questioned(arm, server, ask) for arm, server in started if arm.name not in failures}
+        answering = [(arm, server) for arm, server in started if arm.name not in failures]
+        told = together.at_once([functools.partial(_questioned, arm, server, ask) for arm, server in answering])
+        answered = {arm.name: result for (arm, _), result in zip(answering, told, strict=True)}
     for arm, server in started:
         if arm.name in answered:
             row = _answered(arm, server, *answered[arm.name], run_dir)

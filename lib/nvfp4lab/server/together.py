@@ -7,14 +7,18 @@ What they do afterwards (answer, be measured) is the caller's to order. All are 
 happened in it, and only then is GPU memory compared with before: while a neighbour lives nobody can say whose it is.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from nvfp4lab.server import processes_gpu, processes_term
 from nvfp4lab.server.launch import GPU_SLACK_MIB, Server, StartFailed, wait_until
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -84,6 +88,21 @@ def _end(starts: Sequence[_Start], before_mib: tuple[float, ...]) -> None:
     for start in starts:
         start.server.ending = dataclasses.replace(start.server.stop(), left_gpu_mib=left_mib)
         processes_term.remove(start.server)
+
+
+def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of all calls, made in a thread each; a single one is made here.
+
+    An error of one is raised when it is its turn, and Ctrl-C at once: whoever then leaves `up` takes the servers from the
+    calls that still run.
+    """
+    if len(calls) <= 1:
+        return [call() for call in calls]
+    pool = concurrent.futures.ThreadPoolExecutor(len(calls))
+    try:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def gpus_of(demands: Sequence[int]) -> list[dict[str, str]]:
