@@ -1,5 +1,6 @@
 """A piece has one result whatever happens to the processes around it."""
 
+import contextlib
 import json
 import os
 import random
@@ -24,6 +25,12 @@ from toy_pieces import toy
 
 def by_name(results) -> dict[str, Result]:
     return {result.name: result for result in results}
+
+
+def local_workers() -> list[psutil.Process]:
+    """Processes of the local engine that this test has started."""
+    found = psutil.process_iter(["cmdline", "ppid"])
+    return [one for one in found if one.info["ppid"] == os.getpid() and "spawn_main" in " ".join(one.info["cmdline"] or ())]
 
 
 def test_the_digest_follows_the_content():
@@ -66,6 +73,67 @@ def test_local_workers_end_in_every_way_and_only_their_own_piece_suffers(tmp_pat
     assert "died 3 times" in results["toy-4"].reason
     assert "64 GPUs" in results["toy-6"].reason
     assert pieces_module.published(pieces[4], tmp_path) == results["toy-5"]
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_killed_with_every_shared_lock_in_its_hand_stops_nobody(tmp_path):
+    """A queue that workers share has such a lock: concurrent.futures declares its pool broken, Pebble's waits for ever."""
+    first = toy(0, "die_with_locks", flag=str(tmp_path / "flag"))
+    results = create("local", workers=2).run([first, *(toy(number, sleep_s=0.05) for number in range(1, 10))], tmp_path)
+    assert {result.name: result.verdict for result in results} == {f"toy-{number}": Verdict.OK for number in range(10)}
+
+
+@pytest.mark.timeout(60)
+def test_workers_killed_again_and_again_lose_nothing(tmp_path):
+    """Short pieces, so that many a kill falls on a start, a hand-over or a result; each piece is then done once."""
+    pieces = [toy(number, sleep_s=0.004, journal=str(tmp_path / "journal")) for number in range(300)]
+    chance, results, kills = random.Random(5), [], 0
+    for result in create("local", workers=2).run(pieces, tmp_path):
+        results.append(result)
+        if len(results) % 20 == 0 and (workers := local_workers()):
+            time.sleep(chance.uniform(0, 0.01))
+            with contextlib.suppress(psutil.NoSuchProcess):  # its slot has ended or replaced it meanwhile
+                chance.choice(workers).kill()
+                kills += 1
+    assert kills >= 10
+    assert {result.name: result.verdict for result in results} == {piece.name: Verdict.OK for piece in pieces}
+    assert len(results) == len(pieces)
+    assert pieces_module.unfinished_attempts(tmp_path) != [], "no kill fell on a piece at work"
+
+
+@pytest.mark.timeout(60)
+def test_workers_that_cannot_start_are_the_machines_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr("nvfp4lab.batch.executors.local_worker._serve", os.abort)
+    with pytest.raises(LabError, match="5 times before it could begin") as caught:
+        list(create("local", workers=2).run([toy(1), toy(2)], tmp_path))
+    assert caught.value.exit_code == 3
+    assert local_workers() == []
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_ends_itself_is_noticed(tmp_path):
+    pieces = [toy(1, "end_itself", asked=False), toy(2, "end_itself", asked=True), toy(3, "leave"), toy(4)]
+    results = by_name(create("local", workers=2).run(pieces, tmp_path))
+    assert [results[f"toy-{number}"].verdict for number in (1, 2, 3, 4)] == [*[Verdict.CRASH] * 3, Verdict.OK]
+    assert "exit status 0" in results["toy-1"].reason
+    assert "exit status -15" in results["toy-2"].reason
+    assert results["toy-3"].reason == "SystemExit: 3"
+
+
+def test_a_server_of_a_piece_past_its_limit_is_ended(tmp_path):
+    piece = toy(1, "serve_and_hang", timeout_s=4)
+    [result] = create("local", workers=1).run([piece], tmp_path)
+    assert result.verdict is Verdict.HANG
+    assert '"guarded"' in (piece.folder(tmp_path) / "servers.jsonl").read_text(), "the server had not started"
+    assert [found for found in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(found.info["cmdline"] or ())] == []
+
+
+def test_a_piece_sees_its_own_gpus_and_not_those_of_the_piece_before(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("nvfp4lab.server.processes_gpu.visible", lambda: [("4", None), ("7", None)])
+    pieces = [toy(number, "see", needs=Needs(gpus=gpus, memory_gib=0.1)) for number, gpus in enumerate((2, 0, 1))]
+    results = by_name(create("local", workers=1).run(pieces, tmp_path))
+    assert [results[f"toy-{number}"].reason for number in range(3)] == ["4,7", "whatever is there", "4"]
 
 
 def test_an_unknown_engine_is_named():
@@ -128,14 +196,8 @@ def test_killed_at_random_moments_every_piece_still_has_one_result(tmp_path):
         if victim is runner:
             _, alive = psutil.wait_procs(workers, timeout=10)
             assert alive == [], "a worker outlived its runner"
-        try:
-            if runner.wait(timeout=60) == 0:
-                break
-        except psutil.TimeoutExpired:
-            # A worker killed while it holds the lock of Pebble's shared pipe stalls the pool (seen once in 150 kills). The
-            # operator's way out is the same as everywhere: kill the runner, and resume.
-            runner.kill()
-            runner.wait(timeout=10)
+        if runner.wait(timeout=60) == 0:
+            break
     assert kills > 0
     assert subprocess.run([sys.executable, str(script)], timeout=120, check=False).returncode == 0
     results = [json.loads(path.read_text()) for path in (tmp_path / "run" / "pieces").glob("????????????????/result.json")]

@@ -1,12 +1,17 @@
 """Pieces whose ending is known: what the executor tests run in workers of every engine."""
 
+import gc
 import os
 import signal
+import sys
 import time
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 from nvfp4lab.batch.piece import Needs, Piece
 from nvfp4lab.records import Verdict
+
+FAKE_SERVER = Path(__file__).with_name("launch_fake_server.py")
 
 
 def work(arguments, attempt: Path):
@@ -29,9 +34,46 @@ def die_until(arguments, attempt: Path):
     return work(arguments, attempt)
 
 
+def die_with_locks(arguments, attempt: Path):
+    """Be killed holding every lock shared with other processes, as a worker may be at any moment; succeed when repeated."""
+    flag = Path(arguments["flag"])
+    if not flag.exists():
+        flag.touch()
+        for lock in [found for found in gc.get_objects() if isinstance(found, SemLock)]:
+            lock.acquire(timeout=5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return work(arguments, attempt)
+
+
+def end_itself(arguments, attempt: Path):
+    """End the process with status 0, by an exit or by being asked to (SIGTERM)."""
+    os.kill(os.getpid(), signal.SIGTERM) if arguments["asked"] else os._exit(0)
+
+
+def see(arguments, attempt: Path):
+    """Say which GPUs it was given."""
+    return Verdict.OK, os.environ.get("CUDA_VISIBLE_DEVICES", "whatever is there")
+
+
+def leave(arguments, attempt: Path):
+    """Raise SystemExit, as a command-line tool does that is called as a function."""
+    sys.exit(3)
+
+
 def fail(arguments, attempt: Path):
     """Raise."""
     raise RuntimeError("no such luck")
+
+
+def serve_and_hang(arguments, attempt: Path):
+    """Start a server on record, as a notebook does, and sleep for a minute."""
+    from nvfp4lab.server import processes  # here: the other pieces start without it
+    from nvfp4lab.server.launch import fresh_port
+
+    port = fresh_port()
+    command = [sys.executable, "-I", "-S", str(FAKE_SERVER), str(port), "ready", str(attempt)]
+    processes.start(command, os.environ, "toy", port, attempt / "server.log", attempt)
+    return hang(arguments, attempt)
 
 
 def hang(arguments, attempt: Path):

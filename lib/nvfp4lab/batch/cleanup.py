@@ -1,11 +1,14 @@
-"""Ends what a killed piece left behind, and sets its unfinished attempt aside.
+"""Ends what a killed piece left behind, and sets its unfinished attempt aside or publishes it as failed.
 
 Only servers that the attempt's own record names are touched (see `server.processes`): never a process we did not start.
 """
 
+import tempfile
 from pathlib import Path
 
-from nvfp4lab.batch import piece
+from nvfp4lab.batch import piece as pieces_module
+from nvfp4lab.batch.piece import Piece, Result
+from nvfp4lab.records import Verdict
 from nvfp4lab.server import processes
 
 
@@ -24,9 +27,26 @@ def clear_attempts(run_dir: Path) -> list[str]:
     Call it when no engine is at work on `run_dir`.
     """
     lines = []
-    for attempt in piece.unfinished_attempts(run_dir):
+    for attempt in pieces_module.unfinished_attempts(run_dir):
         lines += end_servers_of(attempt)
         digest = attempt.name.split(".")[0]
         number = len(list(attempt.parent.glob(f"{digest}.lost-*")))
         attempt.rename(attempt.with_name(f"{digest}.lost-{number}"))
     return lines
+
+
+def publish_failure(piece: Piece, run_dir: Path, verdict: Verdict, reason: str) -> Result:
+    """Publish the newest unfinished attempt of `piece` (what it wrote is kept) as failed, its servers ended.
+
+    Call it when the process of `piece` is gone. A result that it had published before it died counts instead.
+    """
+    done = pieces_module.published(piece, run_dir)
+    if done is not None:
+        return done
+    attempts = sorted(pieces_module.unfinished_attempts(run_dir, piece), key=lambda path: path.stat().st_mtime)
+    for attempt in attempts:
+        end_servers_of(attempt)
+    attempt = attempts[-1] if attempts else Path(tempfile.mkdtemp(prefix=f"{piece.digest}.attempt-", dir=run_dir / "pieces"))
+    result = Result(piece.name, piece.digest, verdict, reason, 0.0)
+    pieces_module.publish(attempt, result, piece.folder(run_dir))
+    return result

@@ -108,17 +108,15 @@ def execute(piece: Piece, run_dir: Path) -> Result:
         if result.verdict is Verdict.NOT_RUN:  # stopped from outside: the attempt stays unfinished, and is set aside later
             redact_files(attempt)
         else:
-            _publish(attempt, result, piece.folder(run_dir))
+            publish(attempt, result, piece.folder(run_dir))
         return result
 
 
-def publish_failure(piece: Piece, run_dir: Path, verdict: Verdict, reason: str) -> Result:
-    """Publish the newest unfinished attempt of `piece` (what it wrote is kept) as failed; its process is gone."""
-    attempts = sorted((run_dir / "pieces").glob(f"{piece.digest}.attempt-*"), key=lambda path: path.stat().st_mtime)
-    attempt = attempts[-1] if attempts else Path(tempfile.mkdtemp(prefix=f"{piece.digest}.attempt-", dir=run_dir / "pieces"))
-    result = Result(piece.name, piece.digest, verdict, reason, 0.0)
-    _publish(attempt, result, piece.folder(run_dir))
-    return result
+def publish(attempt: Path, result: Result, folder: Path) -> None:
+    """Make `attempt` the piece's result: redacted, with `result` in it, renamed to `folder`. Raises OSError if there is one."""
+    redact_files(attempt)  # other programs' logs lie here too
+    (attempt / RESULT_FILE).write_text(json.dumps(dataclasses.asdict(result)), encoding="utf-8")
+    attempt.rename(folder)
 
 
 def retire(piece: Piece, run_dir: Path) -> None:
@@ -129,9 +127,9 @@ def retire(piece: Piece, run_dir: Path) -> None:
         folder.rename(folder.with_name(f"{folder.name}.retired-{number}"))
 
 
-def unfinished_attempts(run_dir: Path) -> list[Path]:
-    """Attempt folders that never published: their process was killed, or is still at work."""
-    return sorted((run_dir / "pieces").glob("*.attempt-*"))
+def unfinished_attempts(run_dir: Path, piece: Piece | None = None) -> list[Path]:
+    """Attempt folders, of `piece` or of all, that never published: their process was killed, or is still at work."""
+    return sorted((run_dir / "pieces").glob(f"{piece.digest if piece else '*'}.attempt-*"))
 
 
 def _attempt(piece: Piece, attempt: Path) -> Result:
@@ -145,16 +143,10 @@ def _attempt(piece: Piece, attempt: Path) -> Result:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise  # the machine's fault, not the piece's: nothing is published
         verdict, reason = Verdict.CRASH, f"{type(error).__name__}: {error}"
-    except Exception as error:  # the boundary: a piece may raise anything, and the batch goes on
+    except (Exception, SystemExit) as error:  # the boundary: a piece may raise anything, and the batch goes on
         verdict, reason = Verdict.CRASH, f"{type(error).__name__}: {error}"
         (attempt / "traceback.txt").write_text(redact(traceback.format_exc()), encoding="utf-8")
     return Result(piece.name, piece.digest, verdict, redact(reason), round(time.monotonic() - started, 3))
-
-
-def _publish(attempt: Path, result: Result, folder: Path) -> None:
-    redact_files(attempt)  # other programs' logs lie here too
-    (attempt / RESULT_FILE).write_text(json.dumps(dataclasses.asdict(result)), encoding="utf-8")
-    attempt.rename(folder)
 
 
 def pack(folder: Path) -> bytes:

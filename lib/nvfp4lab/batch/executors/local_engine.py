@@ -1,24 +1,25 @@
-"""Processes on this machine, by Pebble: a worker that dies or runs past its limit costs its own piece only."""
+"""Processes on this machine: a worker that dies or runs past its limit, at whatever moment, costs its own piece only.
 
-import concurrent.futures
-import ctypes
-import multiprocessing
+Every slot has one worker with a pipe of its own. Pools whose workers share a queue (concurrent.futures, Pebble, joblib)
+guard it by a lock, and a worker killed while it holds that lock stops all the others.
+"""
+
 import os
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import queue
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
-from pebble import ProcessExpired, ProcessPool
 
+from nvfp4lab.batch import cleanup
 from nvfp4lab.batch import piece as pieces_module
+from nvfp4lab.batch.executors.local_worker import Worker, WorkerDied, WorkerStopped
 from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.records import Verdict
 from nvfp4lab.server import processes_gpu
 
 ATTEMPTS = 3  # a worker may be killed from outside (OOM killer, an operator); a piece that kills it thrice is at fault
-PR_SET_PDEATHSIG = 1
 
 
 class LocalExecutor:
@@ -29,83 +30,107 @@ class LocalExecutor:
 
     def run(self, pieces: Sequence[Piece], run_dir: Path) -> Iterator[Result]:
         """See `Executor.run`."""
-        pool = ProcessPool(max_workers=self.workers, context=multiprocessing.get_context("spawn"), initializer=_die_with_parent)
+        stop_reader, stop_writer = os.pipe()  # closing the writer is seen by every slot, whatever it waits for
+        line = _Line(pieces)
+        outcomes: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+        slots = [
+            threading.Thread(target=_slot, args=(line, run_dir, stop_reader, outcomes), name=f"slot-{number}", daemon=True)
+            for number in range(min(self.workers, len(pieces)))
+        ]
+        for slot in slots:
+            slot.start()
         try:
-            yield from _Schedule(pool, run_dir, self.workers).run(list(pieces))
-            pool.close()
-        finally:
-            pool.stop()  # kills what still runs: on Ctrl-C, on a closed iterator, on an error
-            pool.join()
+            for _ in pieces:
+                outcome = outcomes.get()
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                yield outcome
+        finally:  # at the end, on Ctrl-C, on a closed iterator, on an error: kills what still runs
+            line.clear()
+            os.close(stop_writer)
+            for slot in slots:
+                slot.join()
+            os.close(stop_reader)
 
 
-class _Schedule:
-    """Who runs now, who waits, which GPUs are free."""
+class _Line:
+    """The pieces that wait, and the GPUs and the memory that are free for them."""
 
-    def __init__(self, pool: ProcessPool, run_dir: Path, workers: int):
-        self.pool, self.run_dir = pool, run_dir
-        self.free_gpus = [name for name, _ in processes_gpu.visible()]
-        self.free_memory_gib = psutil.virtual_memory().available / 2**30
-        self.queue_limit = 64 * workers  # enough that no worker waits while we rewrite what the run folder shows
-        self.running: dict[Future, tuple[Piece, list[str]]] = {}
-        self.failures: dict[str, int] = {}
+    def __init__(self, pieces: Sequence[Piece]):
+        self._waiting = list(pieces)
+        self._running = 0
+        self._free_gpus = [name for name, _ in processes_gpu.visible()]
+        self._free_memory_gib = psutil.virtual_memory().available / 2**30
+        self._changed = threading.Condition()
 
-    def run(self, waiting: list[Piece]) -> Iterator[Result]:
-        while waiting or self.running:
-            waiting = [piece for piece in waiting if not self._start(piece)]
-            if not self.running:
-                yield from (_refusal(piece) for piece in waiting)
-                return
-            finished, _ = concurrent.futures.wait(self.running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in finished:
-                piece, result = self._collect(future)
-                if result is None:
-                    waiting.append(piece)
-                else:
-                    yield result
+    def take(self) -> tuple[Piece, list[str] | None] | None:
+        """The next piece that fits with the names of its GPUs, once there is one; None when none waits.
 
-    def _start(self, piece: Piece) -> bool:
-        fits = piece.needs.gpus <= len(self.free_gpus) and piece.needs.memory_gib <= self.free_memory_gib
-        if not fits or len(self.running) >= self.queue_limit:
-            return False
-        gpus, self.free_gpus = self.free_gpus[: piece.needs.gpus], self.free_gpus[piece.needs.gpus :]
-        self.free_memory_gib -= piece.needs.memory_gib
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        future = self.pool.schedule(_execute, args=[piece, self.run_dir, environment], timeout=piece.timeout_s)
-        self.running[future] = piece, gpus
-        return True
+        Without GPUs (None instead of a list): it needs more than this machine can ever free.
+        """
+        with self._changed:
+            while self._waiting:
+                for number, piece in enumerate(self._waiting):
+                    if piece.needs.gpus <= len(self._free_gpus) and piece.needs.memory_gib <= self._free_memory_gib:
+                        self._running += 1
+                        self._free_memory_gib -= piece.needs.memory_gib
+                        gpus, self._free_gpus = self._free_gpus[: piece.needs.gpus], self._free_gpus[piece.needs.gpus :]
+                        return self._waiting.pop(number), gpus
+                if not self._running:
+                    return self._waiting.pop(0), None
+                self._changed.wait()
+            return None
 
-    def _collect(self, future: Future) -> tuple[Piece, Result | None]:
-        """The piece and its result; None: its worker died and it deserves another attempt."""
-        piece, gpus = self.running.pop(future)
-        self.free_gpus += gpus
-        self.free_memory_gib += piece.needs.memory_gib
+    def give_back(self, piece: Piece, gpus: list[str]) -> None:
+        """What `take` gave is free again."""
+        with self._changed:
+            self._running -= 1
+            self._free_memory_gib += piece.needs.memory_gib
+            self._free_gpus += gpus
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+
+
+def _slot(line: _Line, run_dir: Path, stop: int, outcomes: queue.SimpleQueue) -> None:
+    """One slot's thread: executes pieces one after the other until none waits or the other end of `stop` is closed."""
+    try:
+        with Worker(stop) as worker:
+            while (taken := line.take()) is not None:
+                piece, gpus = taken
+                if gpus is None:
+                    outcomes.put(_refusal(piece))
+                    continue
+                result = _execute(worker, piece, run_dir, gpus)
+                line.give_back(piece, gpus)
+                outcomes.put(result)
+    except WorkerStopped:
+        pass
+    except BaseException as error:  # raised again where the results are read: no slot ends unnoticed
+        outcomes.put(error)
+
+
+def _execute(worker: Worker, piece: Piece, run_dir: Path, gpus: list[str]) -> Result:
+    for _ in range(ATTEMPTS):
         try:
-            return piece, future.result()
-        except concurrent.futures.TimeoutError:
+            return worker.execute(piece, run_dir, gpus)
+        except TimeoutError:
             reason = f"ran past its limit of {piece.timeout_s} s and was ended"
-            return piece, pieces_module.publish_failure(piece, self.run_dir, Verdict.HANG, reason)
-        except ProcessExpired as death:
-            failures = self.failures[piece.digest] = self.failures.get(piece.digest, 0) + 1
-            if failures < ATTEMPTS:
-                return piece, None
-            reason = f"its process died {failures} times, the last time with exit status {death.exitcode}"
-            return piece, pieces_module.publish_failure(piece, self.run_dir, Verdict.CRASH, reason)
+            return cleanup.publish_failure(piece, run_dir, Verdict.HANG, reason)
+        except WorkerDied as death:
+            reason = f"its process died {ATTEMPTS} times, the last time with exit status {death.exit_status}"
+            for attempt in pieces_module.unfinished_attempts(run_dir, piece):
+                cleanup.end_servers_of(attempt)
+    return cleanup.publish_failure(piece, run_dir, Verdict.CRASH, reason)
 
 
 def _refusal(piece: Piece) -> Result:
     reason = f"needs {piece.needs.gpus} GPUs and {piece.needs.memory_gib:g} GiB of memory, which this machine does not have free"
     return Result(piece.name, piece.digest, Verdict.NOT_RUN, reason, 0.0)
-
-
-def _die_with_parent() -> None:
-    """In a worker: be killed when the coordinator is, so that a killed run leaves nothing at work."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator stops workers itself
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _execute(piece: Piece, run_dir: Path, environment: Mapping[str, str]) -> Result:
-    os.environ.update(environment)
-    return pieces_module.execute(piece, run_dir)
 
 
 def create(workers: int | None = None) -> LocalExecutor:

@@ -1,0 +1,126 @@
+"""One worker process of the local engine: told what to do, and heard, through a pipe that nobody shares with it."""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import psutil
+
+from nvfp4lab.batch import piece as pieces_module
+from nvfp4lab.batch.piece import Piece, Result
+from nvfp4lab.errors import LabError
+from nvfp4lab.server.processes_gpu import VISIBLE
+
+PR_SET_PDEATHSIG = 1
+STARTS = 5
+CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy the coordinator's threads, locks and GPU state
+
+
+class WorkerDied(Exception):
+    """The process ended before it answered. exit_status: negative for a signal."""
+
+    def __init__(self, exit_status: int | None):
+        super().__init__(f"exit status {exit_status}")
+        self.exit_status = exit_status
+
+
+class WorkerStopped(Exception):
+    """Whoever gave out the work wants no answer any more."""
+
+
+class Worker:
+    """Executes one piece at a time; its process is started again after it died.
+
+    stop: file descriptor that becomes readable when no answer is wanted any more. For one thread, which must live as
+    long as the process: the system kills the process with the thread that started it.
+    """
+
+    def __init__(self, stop: int):
+        self._stop = stop
+        self._start()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.end()
+
+    def execute(self, piece: Piece, run_dir: Path, gpus: list[str]) -> Result:
+        """What `piece.execute` returns or raises. gpus: names for CUDA_VISIBLE_DEVICES; none: as the coordinator's own.
+
+        Raises TimeoutError past the piece's limit and WorkerDied, both with a new process ready; WorkerStopped.
+        """
+        try:
+            self._pipe.send((piece, run_dir, gpus))
+            ready = wait([self._pipe, self._stop], piece.timeout_s)
+            if self._pipe in ready:
+                outcome = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise WorkerDied(self._replace()) from None
+        if self._stop in ready:
+            raise WorkerStopped
+        if not ready:
+            self._replace()
+            raise TimeoutError
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def end(self) -> int | None:
+        """Kill the process and its children, a notebook's kernel among them; returns its exit status."""
+        children = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = self._identity.children()
+        self._process.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self._process.join()
+        self._pipe.close()
+        return self._process.exitcode
+
+    def _start(self) -> None:
+        """A new process, ready to begin: one that is killed before has cost no piece an attempt."""
+        for _ in range(STARTS):
+            self._pipe, theirs = CONTEXT.Pipe()
+            self._process = CONTEXT.Process(target=_serve, args=(theirs,))
+            self._process.start()
+            theirs.close()  # so that the end of the process is the end of the pipe
+            self._identity = psutil.Process(self._process.pid)  # with its start time: a recycled pid is not taken for it
+            if self._stop in wait([self._pipe, self._stop]):
+                self.end()
+                raise WorkerStopped
+            try:
+                self._pipe.recv()
+                return
+            except (EOFError, ConnectionError):
+                status = self.end()
+        raise LabError(f"a worker process ended {STARTS} times before it could begin, last with exit status {status}", exit_code=3)
+
+    def _replace(self) -> int | None:
+        status = self.end()
+        self._start()
+        return status
+
+
+def _serve(pipe: Connection) -> None:
+    """In the worker: execute what comes through `pipe` until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator stops workers itself
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed coordinator leaves nothing at work
+    visible = os.environ.get(VISIBLE)
+    with contextlib.suppress(EOFError):
+        pipe.send(None)
+        while True:
+            piece, run_dir, gpus = pipe.recv()
+            os.environ.pop(VISIBLE, None)
+            if gpus or visible is not None:
+                os.environ[VISIBLE] = ",".join(gpus) or visible
+            try:
+                outcome = pieces_module.execute(piece, run_dir)
+            except Exception as error:  # the machine's fault, as no space is: for the coordinator to judge
+                outcome = error
+            pipe.send(outcome)
