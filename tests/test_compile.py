@@ -185,6 +185,7 @@ KERNEL = compile_sass.Kernel("_ZN7cutlass13device_kernelEv", 168, 1024, 0, 900, 
         ({"is_empty": True}, {}, "90a", Verdict.WRONG, WrongKind.GARBAGE),
         ({"tensor_instructions": ()}, {}, "120a", Verdict.CRASH, None),
         ({"name": "_ZN3cub11EmptyKernelEv"}, {}, "120a", Verdict.CRASH, None),
+        ({"name": "_ZN7cutlass20device_kernelDefaultEv"}, {}, "120a", Verdict.CRASH, None),
     ],
 )
 def test_what_a_build_says_about_the_card(kernel, requested, arch, verdict, kind):
@@ -192,6 +193,13 @@ def test_what_a_build_says_about_the_card(kernel, requested, arch, verdict, kind
     got = compile_evidence.judge(job, Build(Verdict.OK, "", 1.0, 1.0, 1, (dataclasses.replace(KERNEL, **kernel),), requested))
     assert (got[0], got[2]) == (verdict, kind)
     assert bool(got[1]) is (verdict is not Verdict.OK)
+
+
+def test_an_empty_kernel_beside_those_that_matter_is_no_fault():
+    """Marlin's `MarlinDefault`: its address says that there is no kernel, and it is never launched."""
+    job = Job(module(""), Unit("one", "", "device_kernel"), "90a")
+    marker = dataclasses.replace(KERNEL, name="_ZN7cutlass20device_kernelDefaultEv", is_empty=True, tensor_instructions=())
+    assert compile_evidence.judge(job, Build(Verdict.OK, "", 1.0, 1.0, 1, (KERNEL, marker)))[0] is Verdict.OK
 
 
 def test_a_kernel_that_only_converts_needs_no_tensor_core():

@@ -199,7 +199,7 @@ def no_toolchain() -> str:
 
 
 def _relevant(job: Job, build: Build) -> list[compile_sass.Kernel]:
-    return [kernel for kernel in build.kernels if job.unit.kernel in kernel.short_name]
+    return [kernel for kernel in build.kernels if re.fullmatch(job.unit.kernel, kernel.short_name.rpartition("::")[2])]
 
 
 def judge(job: Job, build: Build) -> tuple[Verdict, str, WrongKind | None]:

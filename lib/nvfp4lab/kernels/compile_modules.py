@@ -22,7 +22,8 @@ _PROBES = Path(__file__).with_name("probe_sources")
 class Unit:
     """One CUDA file.
 
-    text: its source. kernel: part of the name of the kernels that matter in it (a header may bring others along).
+    text: its source. kernel: regular expression for the last part of the names of the kernels that matter in it: a header may
+    bring others along, and Marlin has an empty `MarlinDefault` whose address alone is used, for "there is none".
     shared_bytes: label -> C++ constant expression of the dynamic shared memory that a kernel of it requests. Each becomes
     an array of that size whose symbol is then read from the cubin: the host code that would tell never runs.
     multiplies: whether its kernels are matrix products, which without a tensor-core instruction do nothing useful.
@@ -104,6 +105,7 @@ _FLASHINFER_INCLUDES = tuple(
 )
 _QUANTIZE_FLAGS = (*_FLASHINFER_FLAGS, "-DENABLE_FP8")
 _GEMM_FLAGS = (*_FLASHINFER_FLAGS, "-DCUTLASS_ENABLE_GDC_FOR_SM100=1")
+_QUANTIZE_KERNELS = "quantize_with_block_size(_tma)?"
 _NVFP4_QUANTIZE = """#include "tensorrt_llm/kernels/quantization.cuh"
 namespace tensorrt_llm::kernels {
 __attribute__((used)) auto* const kernel =
@@ -113,12 +115,12 @@ __attribute__((used)) auto* const kernel =
 
 
 def _quantize(root: Path) -> list[Unit]:
-    return [Unit("bf16_to_nvfp4", _NVFP4_QUANTIZE, "quantize_with_block_size", multiplies=False)]
+    return [Unit("bf16_to_nvfp4", _NVFP4_QUANTIZE, _QUANTIZE_KERNELS, multiplies=False)]
 
 
 def _all_quantize(root: Path) -> list[Unit]:
     source = "flashinfer/data/csrc/nv_internal/cpp/kernels/quantization.cu"
-    return [Unit("quantization", _read(root, source), "quantize_with_block_size", multiplies=False)]
+    return [Unit("quantization", _read(root, source), _QUANTIZE_KERNELS, multiplies=False)]
 
 
 def _gemm(generator: str, template: str, kernels: Callable[[str, tuple[int, ...]], Iterator[tuple[str, str]]]):
