@@ -146,7 +146,7 @@ def _attempt(piece: Piece, attempt: Path) -> Result:
     except (Exception, SystemExit) as error:  # the boundary: a piece may raise anything, and the batch goes on
         verdict, reason = Verdict.CRASH, f"{type(error).__name__}: {error}"
         (attempt / "traceback.txt").write_text(redact(traceback.format_exc()), encoding="utf-8")
-    return Result(piece.name, piece.digest, verdict, redact(reason), round(time.monotonic() - started, 3))
+    return Result(piece.name, piece.digest, verdict, redact(reason) if reason else "", round(time.monotonic() - started, 3))
 
 
 def pack(folder: Path) -> bytes:

@@ -97,9 +97,13 @@ def _wave(wave: Sequence[Piece], run_dir: Path, executor: Executor, retry_failed
 
 def derive(plan: Plan, run_dir: Path) -> None:
     """Rewrite what the run folder shows from the published pieces: joined ledger, pages, index."""
-    done = [(piece, piece.folder(run_dir)) for piece in plan.pieces if pieces_module.published(piece, run_dir)]
-    lines = []
-    for piece, folder in done:
+    results, lines = [], []
+    for piece in plan.pieces:
+        done = pieces_module.published(piece, run_dir)
+        results.append(done or _not_reached(piece))
+        if done is None:
+            continue
+        folder = piece.folder(run_dir)
         for record in Ledger(folder / notebooks.LEDGER_FILE):
             artefacts = tuple(f"pieces/{piece.digest}/{path}" for path in record.artefacts)
             lines.append(dataclasses.replace(record, artefacts=artefacts).to_json() + "\n")
@@ -108,7 +112,7 @@ def derive(plan: Plan, run_dir: Path) -> None:
             if (folder / source).exists() and not _same_file(folder / source, shown):
                 atomic.replace(shown, (folder / source).read_bytes())
     atomic.replace(run_dir / notebooks.LEDGER_FILE, "".join(lines).encode())
-    index.write_run(run_dir, [pieces_module.published(piece, run_dir) or _not_reached(piece) for piece in plan.pieces])
+    index.write_run(run_dir, results)
 
 
 def newest_run(outputs: Path, name: str) -> Path | None:
