@@ -36,6 +36,7 @@ from nvfp4lab.batch.progress import Progress
 from nvfp4lab.server import processes, processes_gpu
 from nvfp4lab.stack import capture
 
+PORT_TAKEN = "in use by another process"  # the lab's own words
 HELD_MIB = 64
 SLACK_MIB = 16.0  # of the whole card: the driver's own bookkeeping moves by a few MiB
 ALONE = ("ignores_term", "killed_at_start", "out_of_memory", "worker_dies", "escapes_and_ignores_term", "lab killed", "spins")
@@ -44,11 +45,16 @@ THROUGH_TORCH = ("escapes_and_ignores_term", "killed_by_the_system")
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One forced failure. surprise: what was not as expected, "" if all was. left: processes, ports, open records."""
+    """One forced failure.
+
+    surprise: what was not as expected, "" if all was. left: processes, ports, open records. races: how often another server
+    took the fresh port first, which the lab noticed, so that the turn was taken again.
+    """
 
     kind: str
     surprise: str
     left: tuple[int, int, int]
+    races: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,15 +91,16 @@ def one(name: str, folder: str, gpu: str, is_alone: bool) -> Turn:
     """Make one fail and look what is left. Alone, the lab counts the GPU's memory too; else it is shown no GPU."""
     if gpu and not is_alone:
         os.environ[processes_gpu.VISIBLE] = ""  # others' memory on the same card would look like this server's
+    kind, surprise, races = KINDS[name], "", 0
     Path(folder).mkdir(parents=True)
-    kind, surprise = KINDS[name], ""
     try:
-        ended = kind.act(kind, Path(folder), gpu)
+        while PORT_TAKEN in (ended := kind.act(kind, Path(folder), gpu)).reason and races < 5:
+            races += 1
         surprise = "" if kind.is_right(ended) else str(ended)
     except Exception as error:  # a turn that fails must not end the figure; it is counted and printed
         surprise = repr(error)
     left = len(survivors(Path(folder))), len(ports_left(Path(folder))), len(processes.leftovers(folder))
-    return Turn(name, surprise, left)
+    return Turn(name, surprise, left, races)
 
 
 def rounds(root: Path, repeats: int, workers: int, deadline_s: float, gpu: str) -> Iterator[Turn]:
@@ -182,6 +189,7 @@ def main() -> None:
         figures["ports_seen"] = len(seen(root, "port"))
     repeats = Counter(turn.kind for turn in turns[count_alone:])
     surprises = [f"{turn.kind}: {turn.surprise}" for turn in turns if turn.surprise]
+    figures["port_races"] = sum(turn.races for turn in turns)
     done = {"kinds": len(KINDS), "repeats": min(repeats[name] for name in KINDS), "forced_failures": len(turns)}
     print(f"machine: {capture().machine}; {launch_kinds.__file__} has the kinds", file=sys.stderr)
     print(json.dumps(done | figures | {"surprises": surprises, "seconds": round(time.monotonic() - began_s, 1)}))

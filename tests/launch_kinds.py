@@ -176,16 +176,21 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def survivors(folder: Path) -> list[str]:
-    """Command lines of fake servers of `folder` that are still there; independent of the code under test."""
-    found = []
+def servers_of(folder: Path) -> dict[int, str]:
+    """Pid -> command line of the fake servers of `folder` and below that have not ended; independent of the code under test."""
+    found = {}
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or ()
         is_of_folder = any(word == str(folder) or word.startswith(f"{folder}/") for word in words)
         is_server = str(FAKE) in words and not any(word.endswith("processes_guard.py") for word in words)
         if is_of_folder and is_server and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(" ".join(words))
+            found[process.pid] = " ".join(words)
     return found
+
+
+def survivors(folder: Path) -> list[str]:
+    """Command lines of fake servers of `folder` that are still there."""
+    return list(servers_of(folder).values())
 
 
 def seen(folder: Path, what: str) -> list[int]:
@@ -195,9 +200,18 @@ def seen(folder: Path, what: str) -> list[int]:
 
 
 def ports_left(folder: Path) -> list[int]:
-    """Ports of fake servers below `folder` that some process still listens on."""
-    listening = {connection.laddr.port for connection in psutil.net_connections("tcp") if connection.status == psutil.CONN_LISTEN}
-    return sorted(listening.intersection(seen(folder, "port")))
+    """Ports of fake servers of `folder` that are still listened on; not by a server of another folder: numbers come again."""
+    table = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    listening = {int(row[1].rpartition(":")[2], 16) for row in table if row[3] == "0A"}
+    suspects = listening.intersection(seen(folder, "port"))
+    if not suspects:
+        return []
+    others = servers_of(folder.parent).keys() - servers_of(folder).keys()
+    return sorted(
+        connection.laddr.port
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port in suspects and connection.pid not in others
+    )
 
 
 def main(how: str, mode: str, folder: str, gpu: str) -> None:
