@@ -13,10 +13,16 @@ HIDDEN, INTER, EXPERTS, LAYERS = 128, 64, 4, 3
 
 @dataclasses.dataclass
 class Synthetic:
-    """A checkpoint in memory. tensors: name -> (dtype, shape, bytes)."""
+    """A checkpoint in memory. tensors: name -> (dtype, shape, bytes).
+
+    ignore: None for a checkpoint that declares no quantisation. groups: compressed-tensors' targets, each with "NVFP4",
+    "W4A16_NVFP4" or "FP8". layers: `quantized_layers` of a MIXED_PRECISION checkpoint, likewise.
+    """
 
     config: dict
-    ignore: list[str]
+    ignore: list[str] | None
+    groups: list[tuple[list[str], str]] = dataclasses.field(default_factory=list)
+    layers: dict[str, str] = dataclasses.field(default_factory=dict)
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = dataclasses.field(default_factory=dict)
     hf_quant: bool = True
     kv_algo: str | None = None
@@ -39,24 +45,60 @@ class Synthetic:
         if input_scale is not None:
             self.scalar(f"{path}.input_scale", input_scale)
 
+    def fp8(self, path: str, n: int, k: int) -> None:
+        self.tensors[f"{path}.weight"] = ("F8_E4M3", (n, k), self.random.integers(0x20, 0x7F, n * k, dtype=np.uint8).tobytes())
+        self.scalar(f"{path}.weight_scale", 0.01)
+        self.scalar(f"{path}.input_scale", 0.02)
+
     def scalar(self, name: str, value: float) -> None:
         self.tensors[name] = ("F32", (), struct.pack("<f", value))
+
+    def _modelopt(self) -> tuple[dict, dict]:
+        """`quantization_config` and hf_quant_config.json as ModelOpt writes them."""
+        algorithm = "MIXED_PRECISION" if self.layers else "NVFP4"
+        flat = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": self.ignore}
+        nested = {"quant_algo": algorithm, "kv_cache_quant_algo": self.kv_algo, "exclude_modules": self.ignore}
+        if self.layers:
+            sized = {
+                name: {"quant_algo": how} | ({"group_size": 16} if "NVFP4" in how else {}) for name, how in self.layers.items()
+            }
+            flat, nested = flat | {"quantized_layers": sized}, nested | {"quantized_layers": sized}
+        else:
+            group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
+            flat, nested = flat | {"config_groups": {"group_0": group}}, nested | {"group_size": 16}
+        if self.kv_algo:
+            flat["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
+        return flat, {"producer": {"name": "modelopt"}, "quantization": nested}
+
+    def _compressed_tensors(self) -> dict:
+        """`quantization_config` as llm-compressor writes it."""
+        fp4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group", "symmetric": True, "dynamic": False}
+        fp8 = {"num_bits": 8, "type": "float", "group_size": None, "strategy": "tensor", "symmetric": True, "dynamic": False}
+        groups = {}
+        for index, (targets, how) in enumerate(self.groups):
+            weights = fp8 if how == "FP8" else fp4
+            inputs = None if how.startswith("W4A16") else weights | {"dynamic": "local"}
+            groups[f"group_{index}"] = {"targets": targets, "weights": weights, "input_activations": inputs}
+        shape = "nvfp4-pack-quantized" if len(self.groups) == 1 else "mixed-precision"
+        return {
+            "quant_method": "compressed-tensors",
+            "format": shape,
+            "config_groups": groups,
+            "ignore": self.ignore,
+            "kv_cache_scheme": None,
+            "quantization_status": "compressed",
+        }
 
     def write(self, directory: Path, shards: int = 2) -> Path:
         """Write config, quantisation files, shards and index."""
         directory.mkdir(parents=True, exist_ok=True)
         config = dict(self.config)
-        if self.ignore is not None:
-            group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
-            config["quantization_config"] = {
-                "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": self.ignore, "config_groups": {"group_0": group},
-            }  # fmt: skip
-            if self.kv_algo:
-                config["quantization_config"]["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
+        if self.groups:
+            config["quantization_config"] = self._compressed_tensors()
+        elif self.ignore is not None:
+            config["quantization_config"], hf_quant_config = self._modelopt()
             if self.hf_quant:
-                quantization = {"quant_algo": "NVFP4", "kv_cache_quant_algo": self.kv_algo, "group_size": 16}
-                hf = {"producer": {"name": "modelopt"}, "quantization": quantization | {"exclude_modules": self.ignore}}
-                (directory / "hf_quant_config.json").write_text(json.dumps(hf))
+                (directory / "hf_quant_config.json").write_text(json.dumps(hf_quant_config))
         (directory / "config.json").write_text(json.dumps(config))
         names = sorted(self.tensors)
         weight_map = {}
@@ -105,8 +147,9 @@ def ends(model: Synthetic, prefix: str = "model") -> None:
 
 def llama() -> Synthetic:
     """Dense, everything but lm_head in FP4, FP8 KV cache with its scales."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS, "hidden_size": HIDDEN}
-    model = Synthetic(config, ["lm_head"], kv_algo="FP8")
+    model = Synthetic(config | heads, ["lm_head"], kv_algo="FP8")
     ends(model)
     for layer in range(LAYERS):
         attention(model, f"model.layers.{layer}", fp4=True)
@@ -214,16 +257,70 @@ def qwen3_5() -> Synthetic:
     return model
 
 
-def compressed_tensors() -> Synthetic:
-    """The dense model in llm-compressor's names (nvfp4-pack-quantized), where global scales have shape [1]."""
-    ours = llama()
+def _in_llm_compressors_names(ours: Synthetic, ignore: list[str], groups: list[tuple[list[str], str]]) -> Synthetic:
+    """nvfp4-pack-quantized, where global scales have shape [1]."""
     names = {"weight_scale_2": "weight_global_scale", "input_scale": "input_global_scale"}
-    config = ours.config | {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}
-    model = Synthetic(config, None)
+    model = Synthetic(ours.config, ignore, groups)
     for name, (dtype, shape, raw) in ours.tensors.items():
         path, _, leaf = name.rpartition(".")
-        leaf = "weight_packed" if dtype == "U8" else names.get(leaf, leaf)
+        is_fp4 = f"{path}.weight_scale_2" in ours.tensors
+        leaf = "weight_packed" if dtype == "U8" else names.get(leaf, leaf) if is_fp4 else leaf
         model.tensors[f"{path}.{leaf}"] = (dtype, shape or (1,), raw)
+    return model
+
+
+def compressed_tensors() -> Synthetic:
+    """The dense model as llm-compressor writes it: the class Linear is the target."""
+    return _in_llm_compressors_names(llama(), ["lm_head"], [(["Linear"], "NVFP4")])
+
+
+def compressed_weight_only() -> Synthetic:
+    """Weights alone in FP4, so no input scales; patterns and a suffix leave the first layer's attention alone."""
+    model = _in_llm_compressors_names(
+        llama(), ["lm_head", "re:.*layers\\.0\\.self_attn\\.[qkv]_proj$", "0.self_attn.o_proj"], [(["Linear"], "W4A16_NVFP4")]
+    )
+    for name in [name for name in model.tensors if name.endswith("input_global_scale")]:
+        del model.tensors[name]
+    for leaf, n in (("q_proj", 128), ("k_proj", 64), ("v_proj", 64), ("o_proj", HIDDEN)):
+        _replace(model, f"model.layers.0.self_attn.{leaf}", model.bf16, n)
+    return model
+
+
+def _replace(model: Synthetic, path: str, put, n: int) -> None:
+    for name in [name for name in model.tensors if name.startswith(f"{path}.") and not name.endswith(("k_scale", "v_scale"))]:
+        del model.tensors[name]
+    put(path, n, HIDDEN)
+
+
+def compressed_moe() -> Synthetic:
+    """Experts in FP4 by a pattern, attention in FP8 by another; llm-compressor lists parents in `ignore`, which says nothing."""
+    model = _in_llm_compressors_names(
+        qwen3_moe(),
+        ["lm_head", "re:.*mlp\\.gate$", "model.layers.0.mlp.experts.0", "Qwen3MoeRMSNorm"],
+        [(["re:.*mlp\\.experts\\.\\d+\\.(gate|up|down)_proj$"], "NVFP4"), (["re:.*self_attn\\.(q|k|v|o)_proj$"], "FP8")],
+    )
+    for layer in range(LAYERS):
+        for leaf, n in (("q_proj", 128), ("k_proj", 64), ("v_proj", 64), ("o_proj", HIDDEN)):
+            _replace(model, f"model.layers.{layer}.self_attn.{leaf}", model.fp8, n)
+    return model
+
+
+def mixed() -> Synthetic:
+    """ModelOpt MIXED_PRECISION: attention in FP8, experts in NVFP4, those of the last layer weight-only, o_proj in bf16."""
+    ours = qwen3_moe()
+    model = Synthetic(ours.config, ["lm_head", "*.mlp.gate"], tensors=ours.tensors)
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        for leaf, n in (("q_proj", 128), ("k_proj", 64), ("v_proj", 64)):
+            _replace(model, f"{prefix}.self_attn.{leaf}", model.fp8, n)
+            model.layers[f"{prefix}.self_attn.{leaf}"] = "FP8"
+        _replace(model, f"{prefix}.self_attn.o_proj", model.bf16, HIDDEN)
+        how = "W4A16_NVFP4" if layer == LAYERS - 1 else "NVFP4"
+        for expert in range(EXPERTS):
+            for leaf in ("gate_proj", "up_proj", "down_proj"):
+                model.layers[f"{prefix}.mlp.experts.{expert}.{leaf}"] = how
+                if how == "W4A16_NVFP4":
+                    del model.tensors[f"{prefix}.mlp.experts.{expert}.{leaf}.input_scale"]
     return model
 
 
@@ -236,4 +333,6 @@ def unquantised() -> Synthetic:
     return model
 
 
-FAMILIES = {make.__name__: make for make in (llama, phi, mixtral, qwen3_moe, deepseek, qwen3_5, compressed_tensors, unquantised)}
+_ALL = (llama, phi, mixtral, qwen3_moe, deepseek, qwen3_5, mixed, unquantised)
+_COMPRESSED = (compressed_tensors, compressed_weight_only, compressed_moe)
+FAMILIES = {make.__name__: make for make in (*_ALL, *_COMPRESSED)}

@@ -70,6 +70,37 @@ def ignoring(*changes: str) -> Callable[[Synthetic], None]:
     return change
 
 
+def targeting(change: Callable[[list], None]) -> Callable[[Synthetic], None]:
+    """Change compressed-tensors' config groups in place."""
+    return lambda model: change(model.groups)
+
+
+def listing(**changes: str | None) -> Callable[[Synthetic], None]:
+    """Change `quantized_layers` by the part of the name after layer 1 ("__" for a dot); None removes an entry."""
+
+    def change(model: Synthetic) -> None:
+        for name, how in changes.items():
+            path = f"model.layers.1.{name.replace('__', '.')}"
+            model.layers.pop(path) if how is None else model.layers.update({path: how})
+
+    return change
+
+
+def reshaped(name: str, *shape: int) -> Callable[[Synthetic], None]:
+    """The same dtype in another shape."""
+    return lambda model: retyped(name, model.tensors[name][0], shape)(model)
+
+
+def replaced(old: str, new: str, *files: str) -> Callable[[Path], None]:
+    def on_disk(directory: Path) -> None:
+        for file in files or ("config.json",):
+            text = (directory / file).read_text()
+            assert old in text
+            (directory / file).write_text(text.replace(old, new))
+
+    return on_disk
+
+
 def quantised(path: str, n: int, k: int, ignore: str | None = None) -> Callable[[Synthetic], None]:
     def change(model: Synthetic) -> None:
         model.fp4(path, n, k)
@@ -153,6 +184,15 @@ def undeclared(directory: Path) -> None:
     (directory / "hf_quant_config.json").unlink()
 
 
+def declared_without_layers(directory: Path) -> None:
+    """MIXED_PRECISION in both files, and no list of what is quantised how."""
+    for file, keys in (("config.json", ("quantization_config",)), ("hf_quant_config.json", ("quantization",))):
+        config = json.loads((directory / file).read_text())
+        del config[keys[0]]["quantized_layers"]
+        (directory / file).write_text(json.dumps(config))
+
+
+OUT = "model.layers.1.self_attn.o_proj"
 E0, E2 = f"{MOE}.0", f"{MOE}.2"
 Q = "model.layers.1.self_attn.q_proj"
 PLANTS = [
@@ -205,6 +245,72 @@ PLANTS = [
     Plant("wrong_shape", "llama", f"{Q}.input_scale", retyped(f"{Q}.input_scale", "F32", (3,))),
     Plant("wrong_shape", "qwen3_moe", f"{E0}.down_proj.weight",
           both(retyped(f"{E0}.down_proj.weight", "U8", (64, 32)), retyped(f"{E0}.down_proj.weight_scale", "F8_E4M3", (64, 4)))),
+    # Unquantised tensors: by config.json, by their neighbours, by the other layers.
+    Plant("wrong_shape", "llama", "model.embed_tokens.weight", reshaped("model.embed_tokens.weight", 255, 128)),
+    Plant("wrong_shape", "llama", "lm_head.weight", reshaped("lm_head.weight", 256, 64)),
+    Plant("wrong_shape", "llama", "model.norm.weight", reshaped("model.norm.weight", 127)),
+    Plant("wrong_shape", "phi", "model.layers.0.self_attn.qkv_proj.weight",
+          reshaped("model.layers.0.self_attn.qkv_proj.weight", 256, 64)),
+    Plant("wrong_shape", "qwen3_moe", f"{DENSE}.gate.weight", reshaped(f"{DENSE}.gate.weight", EXPERTS + 1, 128)),
+    Plant("wrong_shape", "qwen3_moe", "model.layers.1.self_attn.q_norm.weight",
+          reshaped("model.layers.1.self_attn.q_norm.weight", 16)),
+    Plant("wrong_shape", "mixtral", "model.layers.1.input_layernorm.weight", reshaped("model.layers.1.input_layernorm.weight", 64)),
+    Plant("wrong_shape", "mixtral", "model.layers.2.self_attn.k_proj.weight",
+          reshaped("model.layers.2.self_attn.k_proj.weight", 32, 128)),
+    Plant("wrong_shape", "mixtral", "model.layers.2.self_attn.o_proj.weight",
+          reshaped("model.layers.2.self_attn.o_proj.weight", 128, 96)),
+    Plant("wrong_shape", "unquantised", "model.layers.0.mlp.up_proj.weight",
+          reshaped("model.layers.0.mlp.up_proj.weight", 32, 128)),
+    Plant("wrong_shape", "unquantised", "model.layers.0.mlp.down_proj.weight",
+          reshaped("model.layers.0.mlp.down_proj.weight", 128, 32)),
+    Plant("wrong_shape", "deepseek", "model.layers.3.self_attn.kv_b_proj.weight",
+          reshaped("model.layers.3.self_attn.kv_b_proj.weight", 64, 128)),
+    Plant("wrong_shape", "deepseek", "model.layers.3.mlp.experts.2.up_proj.weight",
+          reshaped("model.layers.3.mlp.experts.2.up_proj.weight", 32, 128)),
+    Plant("wrong_shape", "qwen3_5", "mtp.layers.0.mlp.shared_expert.gate_proj.weight",
+          reshaped("mtp.layers.0.mlp.shared_expert.gate_proj.weight", 32, 128)),
+    Plant("wrong_shape", "mixed", "model.layers.2.self_attn.v_proj.weight",
+          reshaped("model.layers.2.self_attn.v_proj.weight", 32, 128)),
+    Plant("wrong_dtype", "mixtral", "model.layers.2.self_attn.o_proj.weight",
+          lambda model: model.tensors.update({"model.layers.2.self_attn.o_proj.weight": ("I8", (128, 128), bytes(128 * 128))})),
+    # compressed-tensors: `ignore` with names, ends of names and patterns; `config_groups.*.targets` with classes and patterns.
+    Plant("ignore_mismatch", "compressed_tensors", f"{OUT}.weight_packed", ignoring(f"+{OUT}")),
+    Plant("ignore_mismatch", "compressed_tensors", f"{OUT}.weight_packed", ignoring("+1.self_attn.o_proj")),
+    Plant("ignore_mismatch", "compressed_tensors", f"{OUT}.weight_packed", ignoring(r"+re:.*layers\.1\.self_attn\.o_proj")),
+    Plant("ignore_mismatch", "compressed_tensors", f"{Q}.weight_packed", ignoring(f"+{Q}")),
+    Plant("ignore_mismatch", "compressed_tensors", f"{Q}.weight_packed", ignoring("+model.layers.1.self_attn.qkv_proj")),
+    Plant("ignore_mismatch", "compressed_weight_only", "model.layers.0.self_attn.o_proj.weight", ignoring("-0.self_attn.o_proj")),
+    Plant("ignore_mismatch", "compressed_weight_only", "model.layers.0.self_attn.o_proj.weight",
+          ignoring("-0.self_attn.o_proj", "+model.layers.0.self_attn")),  # a parent, which says nothing
+    Plant("ignore_mismatch", "compressed_moe", "model.layers.1.mlp.experts.0.down_proj.weight_packed",
+          ignoring(r"+re:.*layers\.1\.mlp\.experts")),
+    Plant("ignore_unmatched", "compressed_tensors", "model.layers.1.self_attn.wqkv", ignoring("+model.layers.1.self_attn.wqkv")),
+    Plant("config_invalid", "compressed_tensors", "re:*gate", ignoring("+re:*gate")),
+    Plant("config_invalid", "compressed_tensors", "group_size", on_disk=replaced('"group_size": 16', '"group_size": 32')),
+    Plant("config_invalid", "compressed_tensors", "config_groups", on_disk=replaced('"float"', '"int"')),
+    Plant("config_invalid", "compressed_tensors", "config_groups", on_disk=replaced('"tensor_group"', '"group"')),
+    Plant("target_mismatch", "compressed_moe", f"{OUT}.weight",
+          targeting(lambda groups: groups[1][0].__setitem__(0, r"re:.*self_attn\.[qkv]_proj$|.*layers\.[02]\.self_attn\.o_proj"))),
+    Plant("target_mismatch", "compressed_moe", f"{OUT}.weight", targeting(lambda groups: groups[0][0].append(OUT))),
+    Plant("target_mismatch", "compressed_moe", "model.layers.1.mlp.experts.0.down_proj.weight_packed",
+          targeting(lambda groups: groups.insert(0, ([r"re:.*layers\.1\.mlp\.experts\.0\.up_proj"], "FP8")))),
+    Plant("target_unmatched", "compressed_moe", "model.layers.1.self_attn.wo",
+          targeting(lambda groups: groups[1][0].append("model.layers.1.self_attn.wo"))),
+    # ModelOpt MIXED_PRECISION: `quantized_layers` beside the ignore list.
+    Plant("ignore_mismatch", "mixed", "model.layers.1.mlp.experts.0.down_proj.weight", ignoring("+model.layers.1.mlp.experts*")),
+    Plant("ignore_mismatch", "mixed", f"{Q}.weight", ignoring(f"+{Q}")),
+    Plant("target_mismatch", "mixed", f"{Q}.weight",
+          listing(self_attn__q_proj=None, self_attn__k_proj=None, self_attn__v_proj=None)),
+    Plant("target_mismatch", "mixed", f"{Q}.weight", listing(self_attn__q_proj="NVFP4")),
+    Plant("target_mismatch", "mixed", f"{OUT}.weight", listing(self_attn__o_proj="NVFP4")),
+    Plant("target_mismatch", "mixed", "model.layers.1.mlp.experts.0.down_proj.weight", listing(mlp__experts="FP8")),
+    Plant("target_unmatched", "mixed", "model.layers.1.mlp.experts.9.up_proj", listing(mlp__experts__9__up_proj="NVFP4")),
+    Plant("config_disagrees", "mixed", "targets", on_disk=replaced('"W4A16_NVFP4"', '"NVFP4"', "hf_quant_config.json")),
+    Plant("config_invalid", "mixed", "quantized_layers", on_disk=declared_without_layers),
+    Plant("fused_mixed", "mixed", f"{Q}.weight",
+          lambda model: (drop(f"{Q}.weight", f"{Q}.weight_scale", f"{Q}.input_scale")(model), model.fp4(Q, 128, 128))),
+    Plant("global_scale_mismatch", "mixed", f"{E2}.up_proj.weight_scale_2", scalar(f"{E2}.up_proj.weight_scale_2", 0.5)),
+    Plant("expert_uncalibrated", "mixed", f"{E2}.up_proj.input_scale", drop(f"{E2}.up_proj.input_scale")),
     Plant("tp_alignment", "llama", "model.layers.0.mlp.down_proj.weight", tp=2),
     Plant("ep_alignment", "qwen3_5", "model.language_model.layers.0.mlp.experts", ep=3),
     Plant("w13_order", "qwen3_moe", "inference_moe_w13_interleaved",
@@ -218,7 +324,7 @@ PLANTS = [
     Plant("tensor_missing", "llama", "model.norm.weight", on_disk=unlist),
     Plant("shard_missing", "llama", "model-00001-of-00002.safetensors", on_disk=remove_shard),
     Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors", on_disk=cut),
-    Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors", 
+    Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors",
           on_disk=lambda directory: (directory / "model-00001-of-00002.safetensors").write_bytes(b"\xff" * 40)),
     Plant("header_malformed", "llama", "model-00001-of-00002.safetensors", on_disk=rewrite_header(lambda raw: b"[" * len(raw))),
     Plant("config_malformed", "llama", "hf_quant_config.json", on_disk=break_hf_quant),

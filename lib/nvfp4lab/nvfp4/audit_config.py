@@ -1,28 +1,21 @@
 """Does the config say what the files hold: which modules are FP4, lm_head and router left alone, KV scales, W13 order?"""
 
-import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, Finding, Settings, from_config_json, from_hf_quant_config
+from nvfp4lab.nvfp4.audit_rules import Ruling, Served, rulings, unreadable_patterns
 from nvfp4lab.nvfp4.checkpoint import Checkpoint
-from nvfp4lab.nvfp4.checkpoint_modules import LINEAR_LEAVES, LayerKind, Module, is_excluded, names_path, served_module
+from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module, is_excluded, names_path
 
 NVFP4_ALGORITHMS = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 _MAY_BE_ABSENT = ("lm_head", "mtp", "nextn", "visual", "vision", "audio", "embed")  # parts that an export may leave out
 _UP_FIRST = ("up_gate_proj", "w31")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Served:
-    """One module as the server builds it: its path, its shards' paths, and the stored modules that it loads."""
-
-    path: str
-    shards: tuple[str, ...]
-    stored: tuple[Module, ...]
-
-
-def findings(checkpoint: Checkpoint, settings: Settings, modules: Mapping[str, Module]) -> Iterator[Finding]:
+def findings(
+    checkpoint: Checkpoint, settings: Settings, modules: Mapping[str, Module], units: Sequence[tuple[Served, Ruling]]
+) -> Iterator[Finding]:
     """Every disagreement between config.json, hf_quant_config.json and the tensors."""
     yield from _declaration(checkpoint, settings, modules)
     yield from _must_stay_unquantised(modules)
@@ -30,10 +23,9 @@ def findings(checkpoint: Checkpoint, settings: Settings, modules: Mapping[str, M
     if settings.source is None:
         return
     yield from _kv_scales(checkpoint, settings)
-    if settings.quant_algo in NVFP4_ALGORITHMS and settings.quant_algo != "MIXED_PRECISION":
-        served = _served(modules)
-        yield from (finding for unit in served if (finding := _disagreement(unit, settings)))
-        yield from _unmatched_entries(checkpoint, settings, served)
+    if settings.quant_algo in NVFP4_ALGORITHMS and (settings.targets or settings.quant_algo != "MIXED_PRECISION"):
+        yield from (finding for unit, rule in units if (finding := _disagreement(unit, rule, settings)))
+        yield from _unmatched_entries(checkpoint, settings, [unit for unit, _ in units])
 
 
 def _declaration(checkpoint: Checkpoint, settings: Settings, modules: Mapping[str, Module]) -> Iterator[Finding]:
@@ -45,17 +37,25 @@ def _declaration(checkpoint: Checkpoint, settings: Settings, modules: Mapping[st
                 "quantisation_undeclared", first_fp4, what, "config.json", "add hf_quant_config.json of the export"
             )
         return
+    is_modelopt = settings.method == "modelopt"
     if settings.quant_algo not in NVFP4_ALGORITHMS and first_fp4:
-        what = f"quant_algo is {settings.quant_algo!r}, the stored layers are NVFP4"
-        yield _config_finding("config_invalid", "quant_algo", what, settings.source, 'set "quant_algo": "NVFP4"')
-    if settings.group_size not in (None, 16) or (
-        settings.group_size is None and settings.source == "hf_quant_config.json" and first_fp4
-    ):
+        declared = "quant_algo" if is_modelopt else "what config_groups declare"
+        what = f"{declared} is {settings.quant_algo!r}, the stored layers are NVFP4"
+        fix = 'set "quant_algo": "NVFP4"' if is_modelopt else "give the group float weights of 4 bits by tensor_group of 16"
+        yield _config_finding("config_invalid", "quant_algo" if is_modelopt else "config_groups", what, settings.source, fix)
+    if settings.quant_algo == "MIXED_PRECISION" and not settings.targets:
+        what = "MIXED_PRECISION without quantized_layers; SGLang raises"
+        yield _config_finding("config_invalid", "quantized_layers", what, settings.source, "list every quantised module there")
+    for entry, why in unreadable_patterns(settings):
+        what = f"{why}; SGLang raises when it compiles this pattern"
+        yield _config_finding("config_invalid", entry, what, settings.source, "correct the regular expression")
+    is_needed = settings.source == "hf_quant_config.json" and settings.quant_algo != "MIXED_PRECISION" and first_fp4
+    if settings.group_size not in (None, 16) or (settings.group_size is None and is_needed):
         what = f"group_size is {settings.group_size}; NVFP4 blocks are 16 long"
         yield _config_finding("config_invalid", "group_size", what, settings.source, 'set "group_size": 16')
     if checkpoint.hf_quant_config and checkpoint.quant_config.get("quant_algo"):
         ours, theirs = from_config_json(checkpoint.quant_config), from_hf_quant_config(checkpoint.hf_quant_config)
-        for name in ("quant_algo", "ignore", "kv_fp8"):
+        for name in ("quant_algo", "ignore", "targets", "kv_fp8"):
             if _comparable(getattr(ours, name)) != _comparable(getattr(theirs, name)):
                 what = f"config.json and hf_quant_config.json disagree on {name}"
                 fix = "make them equal; SGLang reads config.json first, other tools the other"
@@ -112,66 +112,83 @@ def _kv_scales(checkpoint: Checkpoint, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _served(modules: Mapping[str, Module]) -> list[_Served]:
-    groups: dict[tuple[str, tuple[str, ...]], list[Module]] = collections.defaultdict(list)
-    for module in modules.values():
-        if module.kind not in (LayerKind.ROUTER, LayerKind.VISION) and (module.leaf in LINEAR_LEAVES or module.is_routed):
-            groups[served_module(module, modules)].append(module)
-    return [
-        _Served(path, shards, tuple(sorted(stored, key=lambda module: shards.index(module.path) if module.path in shards else 0)))
-        for (path, shards), stored in groups.items()
-    ]
-
-
-def _disagreement(unit: _Served, settings: Settings) -> Finding | None:
+def _disagreement(unit: Served, rule: Ruling, settings: Settings) -> Finding | None:
     """The finding for one served module, if what the server will expect is not what is stored."""
     first = unit.stored[0]
-    fp4 = {module.path for module in unit.stored if module.is_fp4}
-    if first.kind is LayerKind.LM_HEAD and fp4:
+    if first.kind is LayerKind.LM_HEAD and "FP4" in unit.formats:
         return None  # reported as lm_head_quantised
-    mtp = first.kind is LayerKind.MTP
-    if 0 < len(fp4) < len(unit.stored):
-        odd = next(module for module in unit.stored if not module.is_fp4)
-        what = f"{unit.path} is one layer for the server, but {odd.path} is stored in bf16 and {min(fp4)} in FP4"
-        return _module_finding("mtp_mismatch" if mtp else "fused_mixed", odd, what, "quantise all of its parts or none")
-    expected = is_excluded(unit.path, unit.shards, first.is_routed, settings.ignore)
-    if expected is None:
-        what = f"the ignore list has some but not all shards of {unit.path} ({', '.join(unit.shards)}); SGLang raises"
-        return _module_finding(
-            "mtp_mismatch" if mtp else "ignore_mismatch", first, what, "list all shards of the fused layer, or none"
+    if len(unit.formats) > 1:
+        rarest = min(unit.formats, key=lambda form: sum(module.stored_as == form for module in unit.stored))
+        odd = next(module for module in unit.stored if module.stored_as == rarest)
+        other = next(module for module in unit.stored if module.stored_as != rarest)
+        what = (
+            f"{unit.path} is one layer for the server, but {odd.path} is stored in {rarest} and {other.path} in {other.stored_as}"
         )
-    if expected == bool(fp4):
-        stored, told = ("FP4", "excludes it") if fp4 else ("bf16", "does not exclude it")
-        what = f"stored in {stored}, but the ignore list of {settings.source} {told} under the served name {unit.path}"
-        entry = f"{unit.path}*" if first.is_routed else unit.path
-        fix = (
-            f"remove what matches it from the ignore list ({_matching(unit, settings)})"
-            if fp4
-            else f"add {entry!r} to the ignore list"
-        )
-        return _module_finding("mtp_mismatch" if mtp else "ignore_mismatch", first, what, fix)
-    return None
+        return _of_list("fused_mixed", odd, what, "quantise all of its parts alike, or none")
+    if rule.raises:
+        return _of_list(f"{_LISTS[rule.by]}_mismatch", first, f"{rule.raises}; SGLang raises", _FIX_RAISES[rule.by])
+    (stored,) = unit.formats
+    if rule.expects in (None, stored):
+        return None
+    return _of_list(f"{_LISTS[rule.by]}_mismatch", first, *_what_and_fix(unit, rule, stored, settings))
 
 
-def _matching(unit: _Served, settings: Settings) -> str:
+_LISTS = {"ignore": "ignore", "targets": "target"}
+_FIX_RAISES = {
+    "ignore": "list all shards of the fused layer, or none",
+    "targets": "give all parts of the layer one target, or add them to the ignore list",
+}
+
+
+def _what_and_fix(unit: Served, rule: Ruling, stored: str, settings: Settings) -> tuple[str, str]:
+    entry = f"{unit.path}*" if unit.is_routed and settings.method == "modelopt" else unit.path
+    name = "quantized_layers" if settings.method == "modelopt" else "config_groups"
+    if rule.by == "targets":
+        told = f"gives it {rule.algorithm}" if rule.algorithm else "does not list it"
+        what = f"stored in {stored}, but {name} of {settings.source} {told} under the served name {unit.path}"
+        return what, f"correct its entry in {name}" if rule.algorithm else f"list {unit.path!r} in {name}"
+    told = "excludes it" if rule.algorithm is None else "does not exclude it"
+    what = f"stored in {stored}, but the ignore list of {settings.source} {told} under the served name {unit.path}"
+    if rule.algorithm is None:
+        return what, f"remove what matches it from the ignore list ({_matching(unit, settings)})"
+    return what, f"add {entry!r} to the ignore list"
+
+
+def _of_list(kind: str, module: Module, what: str, fix: str) -> Finding:
+    return _module_finding("mtp_mismatch" if module.kind is LayerKind.MTP else kind, module, what, fix)
+
+
+def _matching(unit: Served, settings: Settings) -> str:
+    if settings.method == "compressed-tensors":
+        alone = (dataclasses.replace(settings, ignore=(entry,)) for entry in settings.ignore)
+        ruled = ((one.ignore[0], rulings([unit], one)[0][1]) for one in alone)
+        return ", ".join(entry for entry, rule in ruled if rule.by == "ignore" and (rule.algorithm is None or rule.raises))
     return ", ".join(
-        entry for entry in settings.ignore if is_excluded(unit.path, unit.shards, unit.stored[0].is_routed, [entry]) is not False
+        entry for entry in settings.ignore if is_excluded(unit.path, unit.shards, unit.is_routed, [entry]) is not False
     )
 
 
-def _unmatched_entries(checkpoint: Checkpoint, settings: Settings, served: Sequence[_Served]) -> Iterator[Finding]:
+def _unmatched_entries(checkpoint: Checkpoint, settings: Settings, units: Sequence[Served]) -> Iterator[Finding]:
     """Plain entries that name nothing: neither a stored module nor the fused one that the server makes of it."""
     paths = {name.rpartition(".")[0] for name in checkpoint.tensors} | {
-        path for unit in served for path in (unit.path, *unit.shards)
+        path for unit in units for path in (unit.path, *unit.shards)
     }
     parts = {f".{'.'.join(path.split('.')[:end])}." for path in paths for end in range(1, path.count(".") + 2)}
-    for entry in settings.ignore:
-        if "*" in entry or any(part.startswith(_MAY_BE_ABSENT) for part in entry.split(".")):
-            continue
-        if f".{entry}." not in parts and not any(names_path(entry, path) for path in paths):
-            what = "this entry of the ignore list matches no stored and no fused module"
+    listed = "quantized_layers" if settings.method == "modelopt" else "config_groups"
+    targets = [target for target, _ in settings.targets]
+    for kind, name, entries in (("ignore", "the ignore list", settings.ignore), ("target", listed, targets)):
+        for entry in entries:
+            if _may_match_nothing(entry) or f".{entry}." in parts or any(names_path(entry, path) for path in paths):
+                continue
+            what = f"this entry of {name} matches no stored and no fused module"
             fix = "correct the name: stored names and the server's fused ones (qkv_proj, gate_up_proj, experts) are understood"
-            yield Finding("ignore_unmatched", entry, what, str(settings.source), EVERY_BACKEND, fix)
+            yield Finding(f"{kind}_unmatched", entry, what, str(settings.source), EVERY_BACKEND, fix)
+
+
+def _may_match_nothing(entry: str) -> bool:
+    """A pattern, a class, or a part that an export may leave out. A wrong one shows in the modules that it should have met."""
+    is_class = "." not in entry and entry[:1].isupper()
+    return "*" in entry or entry.startswith("re:") or is_class or any(part.startswith(_MAY_BE_ABSENT) for part in entry.split("."))
 
 
 def _module_finding(kind: str, module: Module, what: str, fix: str) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, Finding
 from nvfp4lab.nvfp4.checkpoint import Checkpoint, Defect
-from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module
+from nvfp4lab.nvfp4.checkpoint_modules import EXPERT_COUNT_NAMES, LayerKind, Module
 
 _FIX = {
     "shard_missing": "download or copy this file again",
@@ -16,7 +16,6 @@ _FIX = {
     "tensor_missing": "export the checkpoint again; a server leaves what it does not find as it was allocated",
     "tensor_duplicated": "export the checkpoint again, or remove the stale shard; which copy wins depends on the load order",
 }
-_EXPERT_COUNT_NAMES = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def findings(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[Finding]:
@@ -46,7 +45,7 @@ def _absent(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[D
 
 
 def _absent_experts(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[Defect]:
-    declared = next((checkpoint.text_config[name] for name in _EXPERT_COUNT_NAMES if checkpoint.text_config.get(name)), None)
+    declared = next((checkpoint.text_config[name] for name in EXPERT_COUNT_NAMES if checkpoint.text_config.get(name)), None)
     leaves: dict[str, dict[int, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
     for module in modules.values():
         if module.expert is not None and module.kind is not LayerKind.VISION:

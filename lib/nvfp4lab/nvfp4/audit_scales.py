@@ -3,9 +3,9 @@
 import collections
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
-from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, W4A4_BACKENDS, Finding, Settings
+from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, W4A4_BACKENDS, Finding
 from nvfp4lab.nvfp4.checkpoint import Checkpoint, TensorInfo
 from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module, shares_one_scale
 from nvfp4lab.nvfp4.checkpoint_scales import Scales, read_scales
@@ -34,12 +34,16 @@ def to_read(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> tuple[list
     return scalars, blocks
 
 
-def findings(modules: Mapping[str, Module], scales: Scales, settings: Settings, is_partial: bool) -> Iterator[Finding]:
-    """Every scale that is absent (unless the checkpoint is partial), zero, not finite, or at odds with its partners."""
+def findings(modules: Mapping[str, Module], scales: Scales, weight_only: Container[str], is_partial: bool) -> Iterator[Finding]:
+    """Every scale that is absent (unless the checkpoint is partial), zero, not finite, or at odds with its partners.
+
+    weight_only: paths of modules whose activations stay in bf16, so that they need no input_scale.
+    """
     judged = {path: module for path, module in modules.items() if module.is_fp4 and module.kind in _JUDGED}
-    needs_input = not (settings.quant_algo or "").startswith("W4A16")
-    uncalibrated = _uncalibrated(judged, scales) if needs_input and not is_partial else {}
+    calibrated = {path: module for path, module in judged.items() if path not in weight_only}
+    uncalibrated = {} if is_partial else _uncalibrated(calibrated, scales)
     for module in judged.values():
+        needs_input = module.path in calibrated
         if not is_partial:
             yield from _absent(module, needs_input and module.path not in uncalibrated)
         yield from _scalar(module, scales, "weight_scale_2", "global_scale", EVERY_BACKEND)

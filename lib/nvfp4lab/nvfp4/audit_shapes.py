@@ -1,25 +1,29 @@
-"""Have the tensors of every FP4 layer the dtypes and shapes of the format, and does each rank's part fit the kernels?"""
+"""Has every layer the dtypes and shapes of its format, and does each rank's part fit the kernels?
+
+Whether sizes fit each other and config.json is `audit_dimensions`' question.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
 
 from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, Finding
-from nvfp4lab.nvfp4.checkpoint import Checkpoint, TensorInfo
+from nvfp4lab.nvfp4.checkpoint import TensorInfo
 from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module, shares_one_scale
 from nvfp4lab.nvfp4.conventions import BLOCK_SIZE
 
 _DTYPES = {"weight": "U8", "weight_scale": "F8_E4M3", "weight_scale_2": "F32", "input_scale": "F32"}
 _ROW_PARALLEL = ("o_proj", "down_proj", "w2", "out_proj")  # tensor parallelism splits their input, the others' output
 _EXPORT_AGAIN = "export the checkpoint again"
+_PLAIN_DTYPES = ("BF16", "F16", "F32", "F64")
 
 
-def findings(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[Finding]:
-    """Wrong dtypes and shapes; sizes of routed experts are also held to config.json."""
-    hidden = checkpoint.text_config.get("hidden_size")
+def findings(modules: Mapping[str, Module]) -> Iterator[Finding]:
+    """Wrong dtypes and shapes within each module."""
     for module in modules.values():
         if module.is_fp4 and module.kind is not LayerKind.VISION:
-            wrong = list(_dtypes(module)) or list(_shapes(module))
-            yield from wrong or _against_config(module, hidden)
+            yield from list(_dtypes(module)) or _shapes(module)
+        elif module.stored_as == "bf16" and module.info.dtype not in _PLAIN_DTYPES:
+            yield _finding("wrong_dtype", module.info, f"is {module.info.dtype} without any scale")
 
 
 def alignment(modules: Mapping[str, Module], tp: int, ep: int) -> Iterator[Finding]:
@@ -72,16 +76,6 @@ def _shapes(module: Module) -> Iterator[Finding]:
         info = module.tensors.get(leaf)
         if info is not None and math.prod(info.shape) not in (1, experts, 2 * experts if experts > 1 else 1):
             yield _finding("wrong_shape", info, f"{list(info.shape)}, needs one number")
-
-
-def _against_config(module: Module, hidden: int | None) -> Iterator[Finding]:
-    """Input or output of an expert's projections is the hidden size."""
-    weight = module.tensors.get("weight")
-    if weight is None or not hidden or module.expert is None or len(weight.shape) != 2:
-        return
-    size = weight.shape[0] if module.leaf in _ROW_PARALLEL else weight.shape[1] * 2
-    if size != hidden:
-        yield _finding("wrong_shape", weight, f"{list(weight.shape)}: config.json has hidden_size {hidden}, here it is {size}")
 
 
 def _dense_alignment(module: Module, n: int, k: int, tp: int) -> Iterator[Finding]:

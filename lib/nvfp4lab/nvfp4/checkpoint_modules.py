@@ -31,6 +31,8 @@ class LayerKind(enum.StrEnum):
 SCALE_LEAVES = ("weight_scale_2", "weight_scale", "input_scale")
 # compressed-tensors' names for the same; its global scales are the reciprocals, which no rule here minds.
 _ALIASES = {"weight_global_scale": "weight_scale_2", "input_global_scale": "input_scale"}
+EXPERT_COUNT_NAMES = ("num_experts", "n_routed_experts", "num_local_experts")  # in config.json, by family
+_FP8 = ("F8_E4M3", "F8_E5M2")
 # Served module -> its shards in the checkpoint; SGLang's load_weights of Llama, Qwen, Mixtral, DeepSeek and Qwen3.5.
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -61,7 +63,17 @@ class Module:
     @property
     def is_fp4(self) -> bool:
         """Whether any NVFP4 scale, or a packed weight, is stored for it."""
-        return any(leaf in self.tensors for leaf in SCALE_LEAVES) or self.weight_is_packed
+        return not self.is_fp8 and (any(leaf in self.tensors for leaf in SCALE_LEAVES) or self.weight_is_packed)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the weight is stored in FP8, as some layers of a mixed checkpoint; a global scale would make it a broken FP4."""
+        return "weight_scale_2" not in self.tensors and "weight" in self.tensors and self.tensors["weight"].dtype in _FP8
+
+    @property
+    def stored_as(self) -> str:
+        """ "FP4", "FP8" or "bf16" (which stands for any float of 16 bits or more)."""
+        return "FP4" if self.is_fp4 else "FP8" if self.is_fp8 else "bf16"
 
     @property
     def weight_is_packed(self) -> bool:
