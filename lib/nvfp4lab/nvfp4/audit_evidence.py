@@ -9,7 +9,15 @@ from nvfp4lab.records import Evidence, Number, Verdict, WrongKind
 from nvfp4lab.report.tables import Html, table
 
 _GIVES_NAN = ("nonfinite", "nan", "missing", "uncalibrated")  # unset memory or NaN reaches the output
-_ONLY_INEXACT = ("tp_alignment", "ep_alignment", "config_disagrees", "ignore_unmatched", "kv_scale_missing", "block_scale_zero")
+_ONLY_INEXACT = (
+    "tp_alignment",
+    "ep_alignment",
+    "config_disagrees",
+    "ignore_unmatched",
+    "target_unmatched",
+    "kv_scale_missing",
+    "block_scale_zero",
+)
 
 
 def evidence(report: Report, model: str) -> Evidence:
