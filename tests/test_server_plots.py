@@ -30,9 +30,26 @@ def test_starts_draws_every_phase_to_scale_and_every_verdict():
     widths = [round(bar.get_width(), 3) for bar in axes.patches]
     assert widths == [30.0, 6.0, 4.0, 20.0, 80.0]
     assert [line.get_color() for line in axes.lines] == [VERDICT_COLOURS[row.verdict] for row in ROWS]
-    told = [text.get_text() for text in axes.texts]
+    told = [text.get_text().replace("\n", " ") for text in axes.texts]
     assert {"ok", "wrong (nan)", "not_run", "nan everywhere", "reading the source proves that it raises"} <= set(told)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["good", "bad", "refused"]
+
+
+def test_a_long_reason_is_wrapped_below_its_bar_and_no_word_touches_its_marker():
+    long = "the server ended by itself before it was ready: ValueError: Current platform does not support this quantization. " * 2
+    rows = [record(f"arm-{n}", Verdict.UNSUPPORTED, long, timeline=LIFE) for n in range(4)] + ROWS
+    made = plots.starts(rows)
+    made.savefig(io.BytesIO())  # lays out
+    (axes,) = made.axes
+    boxes = {text: text.get_window_extent() for text in axes.texts}
+    words = [box for text, box in boxes.items() if text.get_text().partition(" ")[0] in set(Verdict)]
+    markers = [line.get_window_extent().padded(line.get_markersize() / 2 * made.dpi / 72) for line in axes.lines]
+    assert len(words) == len(markers) == len(rows)
+    assert all(word.x0 > marker.x1 for word, marker in zip(words, markers, strict=True))
+    texts = list(boxes.values())
+    assert not [(one, other) for n, one in enumerate(texts) for other in texts[n + 1 :] if one.overlaps(other)]
+    assert all(box.x0 >= 0 and box.x1 <= made.bbox.x1 for box in texts)
+    assert sum("platform" in text.get_text() for text in boxes) == 4
 
 
 def test_token_kl_shows_the_mean_and_the_perfect_kernel_dashed_in_the_arms_colour():

@@ -8,13 +8,18 @@ from matplotlib.patches import Patch
 
 from nvfp4lab.decide.decision import Decision
 from nvfp4lab.decide.question import OPS
-from nvfp4lab.decide.standing import BASIS, Confidence, Standing
+from nvfp4lab.decide.standing import Confidence, Standing
 from nvfp4lab.records import Evidence, Verdict
 from nvfp4lab.report.style import VERDICT_COLOURS, figure
 from nvfp4lab.report.tables import Html, table
 
 NOT_RULED_OUT = "#CFE8F7"  # a reading is never `ok`, yet it is more than nothing
-COLUMNS: tuple[Confidence, ...] = (Confidence.READ, Confidence.COMPILED, Confidence.MEASURED)
+COLUMNS: dict[str, frozenset[str]] = {  # title -> stages; what a server said is kept apart from what kernels said
+    Confidence.READ: frozenset({"source"}),
+    Confidence.COMPILED: frozenset({"compile"}),
+    "kernels\nmeasured here": frozenset({"kernel"}),
+    "servers\nmeasured here": frozenset({"server", "load"}),
+}
 
 
 def headline(decision: Decision) -> Html:
@@ -37,28 +42,30 @@ def headline(decision: Decision) -> Html:
 def draw(decision: Decision) -> Figure:
     """Backends by way of knowing, coloured by verdict: what is read, what was compiled, what was measured here."""
     rows = [standing for op in OPS for standing in decision.standings if standing.op == op]
-    made = figure(7.5, 0.32 * max(len(rows), 1) + 1.2, alt="Verdict of each backend by how it is known")
+    said = "; ".join(f"{_label(standing)}: {standing.verdict}, {standing.confidence or 'nothing known'}" for standing in rows)
+    made = figure(7.5, 0.26 * max(len(rows), 1) + 0.9, alt=f"Verdict of each backend by how it is known. {said}.")
     axes = made.subplots()
     for place, standing in enumerate(rows):
-        for column, confidence in enumerate(COLUMNS):
+        for column, stages in enumerate(COLUMNS.values()):
             axes.barh(
                 place,
                 0.96,
                 left=column,
                 height=0.84,
-                color=_colour(standing, confidence),
+                color=_colour(standing, stages),
                 edgecolor="#999",
                 linewidth=0.5,
             )
         if decision.chosen.get(standing.op) == standing.backend:
             axes.text(len(COLUMNS) + 0.03, place, "chosen", va="center", fontsize=9, weight="bold")
     axes.set_yticks(range(len(rows)), [_label(standing) for standing in rows], fontsize=8)
-    axes.set_xticks([column + 0.48 for column in range(len(COLUMNS))], [str(confidence) for confidence in COLUMNS], fontsize=9)
+    axes.set_xticks([column + 0.48 for column in range(len(COLUMNS))], list(COLUMNS), fontsize=9)
     axes.set_xlim(0, len(COLUMNS) + 0.45)
     axes.xaxis.tick_top()
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    shown = [verdict for verdict in Verdict if any(_verdict(s, c) is verdict for s in rows for c in COLUMNS)]
+    shown = [verdict for verdict in Verdict if any(_verdict(s, stages) is verdict for s in rows for stages in COLUMNS.values())]
     patches = [Patch(facecolor=VERDICT_COLOURS[verdict], edgecolor="#999", label=str(verdict)) for verdict in shown]
     patches.append(Patch(facecolor=NOT_RULED_OUT, edgecolor="#999", label="not ruled out"))
     made.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
@@ -91,15 +98,15 @@ def evidence_table(records: Sequence[Evidence]) -> Html:
     )
 
 
-def _colour(standing: Standing, confidence: Confidence) -> str:
+def _colour(standing: Standing, stages: frozenset[str]) -> str:
     """Colour of a cell; a backend that source leaves open differs from one of which nothing is known."""
-    verdict = _verdict(standing, confidence)
-    read = confidence is Confidence.READ and any(record.stage == "source" for record in standing.records)
+    verdict = _verdict(standing, stages)
+    read = any(record.stage == "source" for record in standing.records if record.stage in stages)
     return NOT_RULED_OUT if verdict is Verdict.NOT_RUN and read else VERDICT_COLOURS[verdict]
 
 
-def _verdict(standing: Standing, confidence: Confidence) -> Verdict:
-    """The worst verdict known in this way; NOT_RUN when nothing is known in it."""
-    verdicts = [record.verdict for record in standing.records if BASIS.get(record.stage) is confidence]
+def _verdict(standing: Standing, stages: frozenset[str]) -> Verdict:
+    """The worst verdict known from these stages; NOT_RUN when nothing is known from them."""
+    verdicts = [record.verdict for record in standing.records if record.stage in stages]
     order = (Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM, Verdict.UNSUPPORTED, Verdict.OK)
     return next((verdict for verdict in order if verdict in verdicts), Verdict.NOT_RUN)

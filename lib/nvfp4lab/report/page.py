@@ -12,17 +12,20 @@ import nbformat
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import Preprocessor
 
+from nvfp4lab import atomic
 from nvfp4lab.records import Evidence
 from nvfp4lab.report.redact import redact
 from nvfp4lab.report.sanitise import sanitise
-from nvfp4lab.report.tables import badge
+from nvfp4lab.report.tables import badge, table_cell
 
 HERE = Path(__file__).parent
 MAX_PAGE_BYTES = 3_000_000
+SHORT_LOG_LINES = 8
 
 
 class Tidy(Preprocessor):
-    """Gives every picture without a description the heading it stands under, and shows a progress bar's end only."""
+    """Gives every picture without a description the heading it stands under, shows a progress bar's end only, and folds
+    what a cell printed at length on the way to its picture or table."""
 
     def preprocess(self, nb, resources):
         """Walk cells in order, remembering the last heading."""
@@ -31,9 +34,13 @@ class Tidy(Preprocessor):
             if cell.cell_type == "markdown":
                 headings = [line.lstrip("#").strip() for line in cell.source.splitlines() if line.startswith("#")]
                 heading = headings[-1] if headings else heading
-            for output in cell.get("outputs", []):
+            outputs = cell.get("outputs", [])
+            shows = any(output.output_type in ("display_data", "execute_result") for output in outputs)
+            for output in outputs:
                 if output.output_type == "stream":
                     output.text = _overwritten(output.text)
+                    if shows and len(output.text.splitlines()) > SHORT_LOG_LINES:
+                        output.name = "stderr"  # which the template folds
                 for mime in set(output.get("data", {})) & {"image/png", "image/jpeg"}:
                     output.setdefault("metadata", {}).setdefault(mime, {}).setdefault("alt", heading)
         return nb, resources
@@ -56,7 +63,7 @@ def render(notebook: Path, page: Path, records: Sequence[Evidence]) -> None:
             "summary_html": summary(node, records) + repeat_table(records),
         },
     )
-    page.write_text(redact(body), encoding="utf-8")
+    atomic.replace(page, redact(body))
 
 
 def summary(node, records: Sequence[Evidence]) -> str:
@@ -75,11 +82,8 @@ def repeat_table(records: Sequence[Evidence]) -> str:
     """Folded HTML table: one row a record, with its verdict, reason and repro line."""
     if not records:
         return ""
-    rows = "".join(
-        f"<tr><td>{badge(record.verdict)}</td><td>{html.escape(record.subject)}</td><td>{html.escape(record.reason)}</td>"
-        f"<td><code>{html.escape(record.repro)}</code></td></tr>"
-        for record in records
-    )
+    cells = ((table_cell(r.verdict), table_cell(r.subject), table_cell(r.reason), table_cell(r.repro, code=True)) for r in records)
+    rows = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     head = "<tr><th>verdict</th><th>subject</th><th>reason</th><th>repeat it with</th></tr>"
     return (
         f'<details class="lab-source"><summary>evidence and repro lines ({len(records)})</summary>'

@@ -13,14 +13,18 @@ class Html(str):
         return str(self)
 
 
+LONGEST_WORD = 34  # letters; flag values are shorter, "experimental_sgl_marlin" has 23
+SENTENCE = 60  # letters; a longer cell is prose
 VERDICT_WORDS = frozenset(str(verdict) for verdict in Verdict)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
     """A table of `rows`; a cell that is exactly a verdict word becomes a badge, everything else is escaped text."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in headers)
-    body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return Html(f'<table class="lab-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+    body = "".join(f"<tr>{''.join(map(table_cell, row))}</tr>" for row in rows)
+    return Html(
+        f'<div class="lab-scroll"><table class="lab-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def badge(verdict: object) -> str:
@@ -28,6 +32,13 @@ def badge(verdict: object) -> str:
     return f'<span class="lab-verdict {html.escape(str(verdict))}">{html.escape(str(verdict))}</span>'
 
 
-def _cell(cell: object) -> str:
-    text = "" if cell is None else str(cell)
-    return badge(text) if text in VERDICT_WORDS else html.escape(text)
+def table_cell(value: object, code: bool = False) -> str:
+    """One `<td>`: a badge for a verdict word, escaped text for anything else. Sentences get room; where words are longer than
+    any of a language (subjects, commands, hashes) they may break. code: in a fixed-width type."""
+    text = "" if value is None else str(value)
+    if text in VERDICT_WORDS:
+        return f"<td>{badge(text)}</td>"
+    shown = f"<code>{html.escape(text)}</code>" if code else html.escape(text)
+    longest = max(map(len, text.split()), default=0)
+    room = ' class="lab-words"' if longest > LONGEST_WORD else ' class="lab-long"' if len(text) > SENTENCE else ""
+    return f"<td{room}>{shown}</td>"

@@ -1,10 +1,12 @@
 """Pictures of stage 3. Each takes records and returns a Figure; none computes a result."""
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.transforms import offset_copy
 
 from nvfp4lab.records import Evidence
 from nvfp4lab.report.style import SERIES_COLOURS, VERDICT_COLOURS, LabFigure, figure
@@ -16,6 +18,8 @@ STATE_COLOURS = {
     "capturing": "#9E9AC8",
     "warming": "#2171B5",
 }
+BAR = 0.5  # height of a bar; a row without a reason is 0.84 high
+REASON_LETTERS, REASON_LINES = 110, 3  # what fits beside the longest arm name
 
 
 def starts(rows: Sequence[Evidence]) -> LabFigure:
@@ -25,23 +29,39 @@ def starts(rows: Sequence[Evidence]) -> LabFigure:
     """
     names = [row.subject.removeprefix("arm:") for row in rows]
     alt = "; ".join(f"{name}: {row.verdict}" for name, row in zip(names, rows, strict=True))
-    made = figure(8.5, 1.2 + 0.5 * len(rows), alt=f"Time to ready by phase and verdict of each arm. {alt}.")
+    told = [textwrap.wrap(row.reason, REASON_LETTERS, max_lines=REASON_LINES, placeholder=" …") for row in rows]
+    made = figure(
+        8.5, 1.2 + 0.42 * len(rows) + 0.12 * sum(map(len, told)), alt=f"Time to ready by phase and verdict of each arm. {alt}."
+    )
     axes = made.subplots()
-    ends = [_bar(axes, y, row) for y, row in enumerate(rows)]
-    widest = max([*ends, 1.0])
-    for y, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        marker = {"marker": "s", "markersize": 9, "markeredgecolor": "#444444", "color": VERDICT_COLOURS[row.verdict]}
-        axes.plot(end + 0.02 * widest, y, linestyle="", **marker)
-        axes.text(end + 0.045 * widest, y, f"{row.verdict}{f' ({row.kind})' if row.kind else ''}", va="center", fontsize=9)
-        axes.text(0.005 * widest, y + 0.42, _short(row.reason), va="center", fontsize=7, color="#444444")
-    axes.set_yticks(range(len(rows)), names)
-    axes.set_ylim(len(rows) - 0.35, -0.5)
-    axes.set_xlim(0, 1.2 * widest)
+    places = _places(told)
+    ends = [_bar(axes, y, row) for y, row in zip(places, rows, strict=True)]
+    for y, end, row, reason in zip(places, ends, rows, told, strict=True):
+        _verdict(axes, y, end, row)
+        below = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "top", "fontsize": 7}
+        axes.annotate("\n".join(reason), (0, y + BAR / 2), (2, -1), color="#444444", **below).set_in_layout(False)
+    axes.set_yticks(places, names)
+    axes.set_ylim(max(_places([*told, []])[-1], 1.0) - BAR, -BAR)
+    axes.set_xlim(0, 1.25 * max([*ends, 1.0]))
     axes.set_xlabel("seconds after the start")
     _legend_of_states(made, axes, rows)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return made
+
+
+def _places(told: Sequence[Sequence[str]]) -> list[float]:
+    """Where each bar stands: below the reason of the one above it."""
+    return [0.0, *itertools.accumulate(0.84 + 0.24 * len(reason) for reason in told)][: len(told)]
+
+
+def _verdict(axes: Axes, y: float, end: float, row: Evidence) -> None:
+    """A square in the verdict's colour beyond the bar's end, and the word beside it: distances in points, whatever the scale."""
+    marker = {"marker": "s", "markersize": 8, "markeredgecolor": "#444444", "color": VERDICT_COLOURS[row.verdict]}
+    shifted = offset_copy(axes.transData, fig=axes.figure, x=8, units="points")
+    axes.plot(end, y, linestyle="", transform=shifted, clip_on=False, **marker)
+    word = f"{row.verdict}{f' ({row.kind})' if row.kind else ''}"
+    axes.annotate(word, (end, y), (17, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def _legend_of_states(made: LabFigure, axes: Axes, rows: Sequence[Evidence]) -> None:
@@ -51,18 +71,14 @@ def _legend_of_states(made: LabFigure, axes: Axes, rows: Sequence[Evidence]) -> 
         made.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=8)
 
 
-def _bar(axes: Axes, y: int, row: Evidence) -> float:
+def _bar(axes: Axes, y: float, row: Evidence) -> float:
     """Draw the phases of one start; where the bar ends, in seconds."""
     timeline = row.details.get("timeline", ())
     for (state, began_s), (_, ended_s) in itertools.pairwise(timeline):
         if state in STATE_COLOURS:
-            axes.barh(y, ended_s - began_s, left=began_s, color=STATE_COLOURS[state], height=0.5)
+            axes.barh(y, ended_s - began_s, left=began_s, color=STATE_COLOURS[state], height=BAR)
     final = [began_s for state, began_s in timeline if state in ("ready", "failed", "hung")]
     return final[0] if final else 0.0
-
-
-def _short(reason: str, limit: int = 150) -> str:
-    return reason if len(reason) <= limit else reason[: limit - 1] + "…"
 
 
 def token_kl(distances: Mapping[str, Sequence[float]], perfect: Mapping[str, Sequence[float]], reference: str) -> LabFigure:
