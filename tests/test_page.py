@@ -149,7 +149,8 @@ for (const cell of document.querySelectorAll("main th, main td")) {
 }
 const frames = [...document.querySelectorAll("main *")].filter(one => getComputedStyle(one).overflowX === "auto");
 const scrolling = frames.filter(one => one.scrollWidth > one.clientWidth + 1).length;
-const answer = {broken, page: document.documentElement.scrollWidth - innerWidth, scrolling, inner: innerWidth};
+const page = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+const answer = {broken, page, scrolling, inner: innerWidth};
 const shown = parent.document.body.appendChild(parent.document.createElement("pre"));
 shown.id = "measured";
 shown.textContent = JSON.stringify(answer);
@@ -180,7 +181,9 @@ PANDAS = f"<table><thead><tr>{HEAD}</tr></thead><tbody><tr>{NUMBERS}</tr></tbody
 
 
 def page_with_tables(tmp_path):
-    cells = [new_code_cell("t", outputs=[new_output("display_data", data={"text/html": text})]) for text in (WIDE, PANDAS)]
+    subjects = table(("subject",), [("moe:experimental_sgl_trtllm:modelopt_fp4:m16n2048k4096",)])
+    tables = (WIDE, PANDAS, subjects)
+    cells = [new_code_cell("t", outputs=[new_output("display_data", data={"text/html": text})]) for text in tables]
     log = new_code_cell("log", outputs=[new_output("stream", name="stdout", text=f"{SENTENCE} {SENTENCE}\n" * 3)])
     markdown = "|flag value|when|\n|-|-|\n|`experimental_sgl_trtllm`|" + SENTENCE + "|\n"
     return render(tmp_path, new_markdown_cell("# Title\n\n" + markdown), *cells, log)

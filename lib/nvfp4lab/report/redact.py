@@ -122,7 +122,7 @@ def _keep_name(match: re.Match) -> str:
 
 def _environment_secrets() -> tuple[str, ...]:
     """Values of this process's secret-like environment variables, longest first."""
-    return _long_enough(tuple(value for name, value in os.environ.items() if _names_a_secret(name)))
+    return _long_enough(tuple(os.environ.get(name, "") for name in os.environ if _names_a_secret(name)))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,7 +8,9 @@ import bleach
 from bleach.css_sanitizer import CSSSanitizer
 from bleach.sanitizer import ALLOWED_TAGS
 
-_TEXT_TAGS = "p br hr h1 h2 h3 h4 h5 h6 div span pre code kbd sub sup del s small mark figure figcaption dl dt dd details summary"
+_TEXT_TAGS = (
+    "p br wbr hr h1 h2 h3 h4 h5 h6 div span pre code kbd sub sup del s small mark figure figcaption dl dt dd details summary"
+)
 _TABLE_TAGS = "table caption colgroup col thead tbody tfoot tr th td img"
 TAGS = frozenset(ALLOWED_TAGS) | {*_TEXT_TAGS.split(), *_TABLE_TAGS.split()}
 _ATTRIBUTES = frozenset({"class", "id", "title", "style", "colspan", "rowspan", "align", "scope", "alt", "width", "height", "open"})

@@ -1,6 +1,7 @@
 """HTML tables for notebooks: whole sentences in cells, escaped, with verdict words coloured."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 from nvfp4lab.records import Verdict
@@ -34,11 +35,14 @@ def badge(verdict: object) -> str:
 
 def table_cell(value: object, code: bool = False) -> str:
     """One `<td>`: a badge for a verdict word, escaped text for anything else. Sentences get room; where words are longer than
-    any of a language (subjects, commands, hashes) they may break. code: in a fixed-width type."""
+    any of a language (subjects, commands, hashes) they may break, at a colon, slash or comma first. code: in a fixed-width type."""
     text = "" if value is None else str(value)
     if text in VERDICT_WORDS:
         return f"<td>{badge(text)}</td>"
-    shown = f"<code>{html.escape(text)}</code>" if code else html.escape(text)
-    longest = max(map(len, text.split()), default=0)
-    room = ' class="lab-words"' if longest > LONGEST_WORD else ' class="lab-long"' if len(text) > SENTENCE else ""
+    shown, room = html.escape(text), ""
+    if max(map(len, text.split()), default=0) > LONGEST_WORD:
+        shown, room = re.sub(r"([:/,])(?=\S)", r"\1<wbr>", shown), ' class="lab-words"'
+    elif len(text) > SENTENCE:
+        room = ' class="lab-long"'
+    shown = f"<code>{shown}</code>" if code else shown
     return f"<td{room}>{shown}</td>"
