@@ -1,6 +1,7 @@
 """What kernels and `auto` add to a decision. Records are made by the very types that the stages write them with."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from nvfp4lab import cli
 from nvfp4lab.decide import Question, decide
 from nvfp4lab.kernels.cases import Case, CaseResult
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape
+from nvfp4lab.kernels.sweep import case_hash
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
 from nvfp4lab.server import which_kernel
@@ -33,7 +35,7 @@ def kernel(backend, shape, ms=None, verdict=Verdict.OK, kind=None, probe="exact_
     details = {"timing_method": "cupti", "cold_l2": True} | timed if ms else {}
     reason = "" if verdict is Verdict.OK else "why it failed"
     record = CaseResult(verdict, reason, kind, numbers, details).evidence(case, SM120, stack)
-    return dataclasses.replace(record, details={**record.details, "case_hash": f"{case.subject}"})
+    return dataclasses.replace(record, details={**record.details, "case_hash": case_hash(case, stack)})
 
 
 def arm(name, speed=None, verdict=Verdict.OK, kernels=(), stage="server", concurrency=None, **fields) -> Evidence:
@@ -304,3 +306,52 @@ def test_the_terminal_says_it_in_words(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "kernels only, not a server" in told
     assert "not fp4_gemm auto: --fp4-gemm-backend auto = flashinfer_cutlass here" in told
+
+
+def test_what_is_asked_by_hand_narrows_the_rest_of_the_question(tmp_path, capsys):
+    """Most records are of a CPU with another SGLang; asked about 12.0, the versions of the records of 12.0 count."""
+    older = Stack(sglang="0.5.17")
+    h200 = [kernel(CUTLASS, gemm(m), (0.1, 0.1, 0.1), stack=older) for m in range(1, 13)]
+    Ledger(tmp_path / "ledger.jsonl").append(*(dataclasses.replace(row, target=Target("9.0")) for row in h200), *TIMED)
+    assert cli.main(["decide", str(tmp_path), "--cc", "12.0"]) == 0
+    told = capsys.readouterr().out
+    assert "--fp4-gemm-backend flashinfer_cudnn" in told
+    assert "asked for: compute capability 12.0, SGLang 0.5.23, FlashInfer 0.7.2" in told
+    assert "left out: 12 records" in told
+
+
+def test_an_empty_run_is_answered_and_damaged_lines_are_counted(tmp_path, capsys):
+    (tmp_path / "ledger.jsonl").write_text("torn {\n")
+    assert cli.main(["decide", str(tmp_path), "--json"]) == 0
+    shown = capsys.readouterr()
+    answer = json.loads(shown.out)
+    assert answer["command"] is None
+    assert answer["why"].startswith("no evidence")
+    assert "1 damaged line is left out" in shown.err
+
+
+def test_the_command_has_the_parallel_size_that_was_served():
+    served = arm("a", tp=4, fp4_gemm_backend="marlin")
+    assert decide(QUESTION, [served]).command.startswith("python -m sglang.launch_server --model-path M --tp 4 ")
+    both = [served, arm("b", tp=2, fp4_gemm_backend="marlin")]
+    assert "--tp" not in decide(QUESTION, both).command
+    assert "--tp 8" in decide(dataclasses.replace(QUESTION, tp=8), both).command
+
+
+def test_two_products_of_one_capability_are_told_apart():
+    other = dataclasses.replace(kernel(CUTLASS, gemm(16), (0.001, 0.001, 0.001)), target=Target("12.0", True, "RTX 5090"))
+    decision = decide(QUESTION, [*TIMED[2:], other])
+    assert decision.chosen == {"fp4_gemm": "flashinfer_cudnn"}, "not compared with the time on the other card"
+    assert decision.beside == ("the evidence comes from 2 kinds of GPU: RTX 5090, RTX PRO 6000",)
+
+
+def test_an_audit_of_another_checkpoint_makes_nothing_moot():
+    def audit(model, *flags):
+        return Evidence(
+            "checkpoint", f"checkpoint:{model}", SM120, STACK, Verdict.OK, "again", details={"moot_flags": dict.fromkeys(flags, "")}
+        )
+
+    dense, moe = audit("dense", "--moe-runner-backend"), audit("M", "--fp4-gemm-backend")
+    assert decide(QUESTION, [*TIMED, dense]).moot == ("--moe-runner-backend touches no layer of this checkpoint",)
+    assert decide(QUESTION, [*TIMED, dense, moe]).moot == ("--fp4-gemm-backend touches no layer of this checkpoint",)
+    assert decide(dataclasses.replace(QUESTION, model="other"), [*TIMED, dense, moe]).moot == ()

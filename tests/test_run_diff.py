@@ -35,6 +35,43 @@ def test_verdicts_numbers_and_versions():
     assert found.versions == {"sglang": ("0.5.9", "0.5.23"), "flashinfer": ("0.6.5", "0.7.2")}
 
 
+def load(concurrency, value, **changes):
+    details = {"concurrency": concurrency, "input_tokens": 256, "output_tokens": 64}
+    numbers = speed(value, 0.9 * value, 1.1 * value)
+    return evidence("arm:a", stage="load", numbers=numbers, details=details, **changes)
+
+
+def test_loads_of_one_arm_are_compared_at_their_own_concurrency():
+    """The two ledgers end with another concurrency each: what is compared is 8 with 8 and 32 with 32."""
+    found = compare([load(8, 100), load(32, 300)], [load(32, 300), load(8, 200)])
+    assert [(change.subject, change.what) for change in found.changes] == [("arm:a [concurrency 8, 256+64 tokens]", "output_tok_s")]
+
+
+def test_routes_of_one_flag_are_compared_under_their_own_condition():
+    def route(architecture, verdict):
+        reason = "" if verdict is Verdict.OK else "raises"
+        return evidence(
+            "moe:auto", stage="source", verdict=verdict, reason=reason, details={"when": {"model_arch": [architecture]}}
+        )
+
+    before = [route("A", Verdict.NOT_RUN), route("B", Verdict.NOT_RUN)]
+    (change,) = compare(before, [route("A", Verdict.UNSUPPORTED), route("B", Verdict.NOT_RUN)]).changes
+    assert change.subject == "moe:auto [model_arch ['A']]"
+
+
+def test_a_change_names_the_versions_that_differ_or_says_that_none_does(tmp_path, capsys):
+    crash = {"verdict": Verdict.CRASH, "reason": "illegal memory access"}
+    other = Stack(sglang="0.5.9", flashinfer="0.7.2")
+    found = compare([evidence("moe:a"), evidence("moe:b")], [evidence("moe:a", **crash), evidence("moe:b", stack=other, **crash)])
+    assert [change.explained_by for change in found.changes] == [(), ("flashinfer",)]
+    for name, rows in (("a", [evidence("moe:a"), evidence("moe:b")]), ("b", [evidence("moe:a", **crash)])):
+        Ledger(tmp_path / name / "ledger.jsonl").append(*rows)
+    assert cli.main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    told = capsys.readouterr().out
+    assert "illegal memory access (no version differs)" in told
+    assert "gone     kernel moe:b (cc 12.0): ok -> -\n" in told
+
+
 def test_the_command(tmp_path, capsys):
     for name, verdict in (("a", Verdict.OK), ("b", Verdict.OOM)):
         reason = "" if verdict is Verdict.OK else "no memory"

@@ -4,8 +4,6 @@ import argparse
 import json
 from pathlib import Path
 
-from nvfp4lab.errors import LabError
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `nvfp4lab decide`."""
@@ -19,13 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the decision; exit code 0 with a recommendation or an honest reason why there is none."""
-    from nvfp4lab.decide import decide
+    from nvfp4lab.decide import Question, decide
     from nvfp4lab.decide.gather import gather
 
     question, records = gather(args.runs, {name: getattr(args, name) for name in ("cc", "sglang", "flashinfer", "model")})
-    if question is None:
-        raise LabError(f"no evidence about any backend in {', '.join(map(str, args.runs))}")
-    decision = decide(question, records)
+    decision = decide(question or Question("unknown", args.sglang, args.flashinfer), records)
     if args.json:
         print(json.dumps(decision.to_data(), ensure_ascii=False))
         return 0

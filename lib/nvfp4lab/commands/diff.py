@@ -25,7 +25,15 @@ def run(args: argparse.Namespace) -> int:
     for name, (before, after) in found.versions.items():
         print(f"version  {name}: {before} -> {after}")
     for change in found.changes:
-        print(f"{change.what:9}{change.stage} {change.subject} (cc {change.cc}): {change.before or '-'} -> {change.after or '-'}")
+        moved = f"{change.before or '-'} -> {change.after or '-'}"
+        print(f"{change.what:8} {change.stage} {change.subject} (cc {change.cc}): {moved}{why(change)}")
     if not found.changes:
         print("no difference beyond the intervals")
     return 0
+
+
+def why(change) -> str:
+    """Which versions differ between the two records of a change; what only one run has is not explained."""
+    if change.what in ("gone", "new"):
+        return ""
+    return f" (differs in {', '.join(change.explained_by)})" if change.explained_by else " (no version differs)"

@@ -9,6 +9,7 @@ from nvfp4lab.decide.attribution import attribute
 from nvfp4lab.decide.choice import Choice, choose, kernel_ranking, ranked_words
 from nvfp4lab.decide.question import OPS, Question, last_word, partition
 from nvfp4lab.decide.reasons import Rejected
+from nvfp4lab.decide.speeds import gpu_of
 from nvfp4lab.decide.standing import BASIS, Confidence, Standing, standings
 from nvfp4lab.records import Evidence, Stack, Verdict
 
@@ -71,7 +72,7 @@ def decide(question: Question, records: Sequence[Evidence]) -> Decision:
         why=choice.why,
         confidence=_confidence(choice, picked),
         evidence=tuple(line for standing in picked for line in reasons.cited(standing)),
-        beside=_beside(choice, by_backend),
+        beside=(*_beside(choice, by_backend), *_several_gpus(ours)),
         autos=tuple(auto.line for op, auto in attribution.autos.items() if op not in moot),
         rejected=reasons.rejected(by_backend, question, choice, attribution),
         contradictions=reasons.contradictions(by_backend, ours, attribution),
@@ -113,6 +114,12 @@ def _beside(choice: Choice, by_backend: Sequence[Standing]) -> tuple[str, ...]:
     return (*lines, *(f"the server was judged with {flags}" for flags in served_with))
 
 
+def _several_gpus(ours: Sequence[Evidence]) -> tuple[str, ...]:
+    """A compute capability is shared by products: speeds are compared within one, verdicts are joined, and that is said."""
+    names = sorted({name for r in ours if BASIS.get(r.stage) is Confidence.MEASURED and (name := gpu_of(r))})
+    return (f"the evidence comes from {len(names)} kinds of GPU: {', '.join(names)}",) if len(names) > 1 else ()
+
+
 def _further_flags(record: Evidence) -> str:
     """Flags of a served arm beyond its backends, as on the command line."""
     arm = record.details.get("arm")
@@ -141,7 +148,9 @@ def _is_moot(op: str, audit: Evidence) -> bool:
 
 def _command(question: Question, choice: Choice) -> str:
     flags = " ".join(f"{flag} {choice.backends[op]}" for op, flag in OPS.items() if op in choice.backends)
-    tp = f" --tp {question.tp}" if question.tp > 1 else ""
+    served = {record.details["arm"].get("tp", 1) for record in choice.records if isinstance(record.details.get("arm"), dict)}
+    size = served.pop() if question.tp == 1 and len(served) == 1 else question.tp
+    tp = f" --tp {size}" if size > 1 else ""
     quantization = f" --quantization {question.quantization_flag}" if question.quantization_flag else ""
     return f"python -m sglang.launch_server --model-path {question.model}{tp}{quantization} {flags}"
 

@@ -28,13 +28,17 @@ def headline(decision: Decision) -> Html:
     lines = [f"<p><b>Contradiction:</b> {html.escape(line)}</p>" for line in decision.contradictions]
     lines.append(f"<pre>{html.escape(decision.command)}</pre>" if decision.command else "<p><b>No recommendation.</b></p>")
     lines.append(
-        f"<p>{html.escape(decision.why)}" + (f" ({html.escape(decision.confidence)})" if decision.confidence else "") + ".</p>"
+        f"<p>{html.escape(decision.why[0].upper() + decision.why[1:])}"
+        + (f" ({html.escape(decision.confidence)})" if decision.confidence else "")
+        + ".</p>"
     )
     lines += [f"<p>{html.escape(line[0].upper() + line[1:])}.</p>" for line in decision.beside]
     lines += [f"<p>Moot: {html.escape(line)}</p>" for line in decision.moot]
     others = decision.other_stacks
     left_out = f" Left out: {others} records about backends of another GPU or other versions." if others else ""
-    versions = f"SGLang {html.escape(str(asked.sglang))}, FlashInfer {html.escape(asked.flashinfer or 'of any version')}"
+    versions = (
+        f"SGLang {html.escape(asked.sglang or 'of any version')}, FlashInfer {html.escape(asked.flashinfer or 'of any version')}"
+    )
     lines.append(f"<p>Asked for: compute capability {html.escape(asked.cc)}, {versions}.{left_out}</p>")
     return Html("".join(lines))
 

@@ -1,6 +1,7 @@
 """Evidence from run folders, ledgers, or straight from the source that a params file names."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,11 +25,17 @@ def gather(paths: Sequence[Path], overrides: Mapping[str, str | None]) -> tuple[
             asked = asked or question_of(values)
         else:
             records += recorded(path)
-    question = asked or asked_by(records)
     given = {name: value for name, value in overrides.items() if value is not None}
+    question = asked or asked_by([record for record in records if _fits(record, given)])
     if question is None and {"cc", "sglang"} <= set(given):
         question = Question(given["cc"], given["sglang"], given.get("flashinfer"))
     return (dataclasses.replace(question, **given) if question else None), records
+
+
+def _fits(record: Evidence, given: Mapping[str, str]) -> bool:
+    """Whether a record is about the GPU and the versions given by hand: what else is asked comes from such records alone."""
+    own = {"cc": record.target.cc, "sglang": record.stack.sglang, "flashinfer": record.stack.flashinfer}
+    return all(own[name] in (None, value) for name, value in given.items() if name in own)
 
 
 def question_of(values: params.Params) -> Question:
@@ -39,10 +46,12 @@ def question_of(values: params.Params) -> Question:
 
 
 def recorded(path: Path) -> list[Evidence]:
-    """All evidence of a run folder or a ledger file; a LabError when it is neither."""
+    """All evidence of a run folder or a ledger file; damaged lines are counted on stderr. Raises LabError when it is neither."""
     ledger = path if path.is_file() else path / "ledger.jsonl"
     if not ledger.exists():
         raise LabError(f"{path}: neither a run folder with a ledger.jsonl, nor a ledger, nor a params file")
+    if damaged := Ledger(ledger).damaged():
+        print(f"{ledger}: {damaged} damaged {'line is' if damaged == 1 else 'lines are'} left out", file=sys.stderr)
     return list(Ledger(ledger))
 
 

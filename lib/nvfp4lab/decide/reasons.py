@@ -35,9 +35,13 @@ def rejected(by_backend: Sequence[Standing], question: Question, choice: Choice,
             why += f"; but {doubt(standing.disputed)}"
         reports = field_reports.about(standing.op, standing.backend, question.cc)
         if reports:
-            why += "; " + "; ".join(f"{Confidence.REPORTED} ({report.source}): {report.symptom}" for report in reports)
+            why += "".join(f"; {Confidence.REPORTED} ({_origin(report)}): {report.symptom}" for report in reports)
         rows.append(Rejected(standing.backend, standing.op, why, (*cited(standing), *(f"report {r.id}" for r in reports))))
     return tuple(rows)
+
+
+def _origin(report: field_reports.FieldReport) -> str:
+    return f"{report.source}; {report.versions}" if report.versions else report.source
 
 
 def cited(standing: Standing) -> tuple[str, ...]:

@@ -5,10 +5,15 @@ from collections.abc import Iterable, Sequence
 
 from nvfp4lab.records import Evidence, Number, Stack, Verdict
 
+Key = tuple[str, str, str]  # stage, subject with what sets its records apart, compute capability
+
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One subject that differs. what: "verdict", a number's name, "gone" or "new"."""
+    """One subject that differs. what: "verdict", a number's name, "gone" or "new".
+
+    explained_by: the versions that differ between the two records themselves; () for a change that no version explains.
+    """
 
     stage: str
     subject: str
@@ -16,6 +21,7 @@ class Change:
     what: str
     before: str
     after: str
+    explained_by: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +33,7 @@ class RunDiff:
 
 
 def compare(before: Sequence[Evidence], after: Sequence[Evidence]) -> RunDiff:
-    """Join two ledgers by stage, subject and capability; the last record of a subject counts."""
+    """Join two ledgers by stage, subject and capability; of several records about the same thing the last counts."""
     old, new = _by_subject(before), _by_subject(after)
     changes: list[Change] = []
     for key in sorted(old.keys() | new.keys()):
@@ -42,18 +48,34 @@ def differ(one: Number, other: Number) -> bool:
     return one.high < other.low or other.high < one.low
 
 
-def _by_subject(records: Iterable[Evidence]) -> dict[tuple[str, str, str], Evidence]:
-    return {(record.stage, record.subject, record.target.cc): record for record in records}
+def _by_subject(records: Iterable[Evidence]) -> dict[Key, Evidence]:
+    return {(record.stage, record.subject + _apart(record), record.target.cc): record for record in records}
 
 
-def _changes(key: tuple[str, str, str], old: Evidence | None, new: Evidence | None) -> list[Change]:
+def _apart(record: Evidence) -> str:
+    """What tells records of one subject apart: the load of a server arm, the condition of a route, the seed of a case."""
+    details = record.details
+    told = []
+    if details.get("concurrency") is not None:
+        told = [f"concurrency {details['concurrency']}", f"{details.get('input_tokens')}+{details.get('output_tokens')} tokens"]
+    if record.stage == "source":
+        told = [f"{name} {value}" for name, value in sorted((details.get("when") or {}).items())]
+    if seed := (details.get("case") or {}).get("seed"):
+        told.append(f"seed {seed}")
+    return f" [{', '.join(told)}]" if told else ""
+
+
+def _changes(key: Key, old: Evidence | None, new: Evidence | None) -> list[Change]:
     if old is None or new is None:
         return [Change(*key, "new" if old is None else "gone", _words(old), _words(new))]
-    found = [Change(*key, "verdict", _words(old), _words(new))] if (old.verdict, old.kind) != (new.verdict, new.kind) else []
+    why = tuple(name for name in _names() if getattr(old.stack, name) != getattr(new.stack, name))
+    found = []
+    if (old.verdict, old.kind) != (new.verdict, new.kind):
+        found.append(Change(*key, "verdict", _words(old), _words(new), why))
     for number in old.numbers:
         other = new.number(number.name)
         if other is not None and differ(number, other):
-            found.append(Change(*key, number.name, _range(number), _range(other)))
+            found.append(Change(*key, number.name, _range(number), _range(other), why))
     return found
 
 
@@ -71,9 +93,12 @@ def _range(number: Number) -> str:
 
 def _versions(before: Sequence[Evidence], after: Sequence[Evidence]) -> dict[str, tuple[str | None, str | None]]:
     """Fields of the stacks that differ; each side's are those of its last record that knows the field."""
-    names = [field.name for field in dataclasses.fields(Stack)]
-    old, new = ({name: _latest(rows, name) for name in names} for rows in (before, after))
-    return {name: (old[name], new[name]) for name in names if old[name] != new[name]}
+    old, new = ({name: _latest(rows, name) for name in _names()} for rows in (before, after))
+    return {name: (old[name], new[name]) for name in _names() if old[name] != new[name]}
+
+
+def _names() -> list[str]:
+    return [field.name for field in dataclasses.fields(Stack)]
 
 
 def _latest(records: Sequence[Evidence], name: str) -> str | None:
