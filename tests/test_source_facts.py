@@ -115,6 +115,19 @@ def test_in_a_large_tree_the_smallest_members_are_still_checked(tmp_path):
     assert cost.lines_parsed < 1 << 18  # the large member, which says nothing about FP4, was not parsed
 
 
+def test_what_was_not_parsed_is_told_and_can_be_asked_for(tmp_path, capsys):
+    """A large broken member that no reader asks for: parsing 46 MB of SGLang for it would double the time of a reading."""
+    large = {"sglang/srt/large.py": "# a line\n" * (1 << 18) + "def broken(:\n"}
+    source_tree.write(tmp_path / "t", source_tree.MEMBERS | large)
+    command = ["facts", "--sglang", str(tmp_path / "t"), "--json", str(tmp_path / "facts.json")]
+    assert cli.main(command) == 0
+    assert "0 not parsable, 2 MiB searched and not parsed" in capsys.readouterr().err
+    for again in (["--parse-all"], []):  # what was learned is kept
+        assert cli.main([*command, *again]) == 0
+        said = capsys.readouterr().err
+        assert "1 not parsable\n" in said and "not parsable, left out: sglang/srt/large.py" in said
+
+
 def test_nothing_of_the_target_is_ever_imported_or_run(tmp_path):
     """Every module of the tree destroys a marker when it is imported; so does running anything in it."""
     marker = tmp_path / "marker"

@@ -15,9 +15,12 @@ from nvfp4lab.params import Params
 from nvfp4lab.records import Verdict
 from nvfp4lab.source import routes_evidence, routes_flashinfer, routes_text, sglang_facts
 from nvfp4lab.source.facts import Fact, Facts
+from nvfp4lab.source.index import Index
 from nvfp4lab.source.package import Package, resolve
 from nvfp4lab.source.routes import Router, open_router
 from nvfp4lab.source.routes_query import WORKS, Query, Route
+from nvfp4lab.source.sglang.reading import Reading
+from nvfp4lab.source.values import Scenario
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +181,44 @@ def test_without_the_enum_no_branch_is_guessed():
     routes = Router(future, sglang_facts.read(future), None).routes(Query("12.0"), ("moe",))
     assert {route.final_call for route in routes} == {"not found"} and not any(route.traps for route in routes)
     assert "looked for class MoeRunnerBackend" in routes[0].gates[0].text
+    told = routes_text.listing(routes, Query("12.0"), "sglang").splitlines()[2]
+    assert told == "NOT READ  --moe-runner-backend: the enum of its backends was not found, so no trap could be looked for"
+    assert "no trap found" not in routes_text.traps(routes)
+
+
+def test_an_error_is_read_with_the_values_of_its_route(later):
+    """0.5.17 formats the runner into its refusal (`auto` has become flashinfer_trtllm by then), and the card's number."""
+    said = {route.backend: route.expected for route in later.routes(Query("12.0"), ("moe",), trapped=())}
+    refused = "raises: NotImplementedError: Unsupported moe_runner_backend for NVFP4 MoE: {}. Use --moe-runner-backend"
+    assert said["triton"].startswith(refused.format("triton")) and said["auto"].startswith(refused.format("flashinfer_trtllm"))
+    assert said["hpc_ops"].endswith("got sm120.")
+    assert not any("{" in expected for expected in said.values())
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        ('ValueError(f"{backend!r} on sm{major}{minor}: {other}" + f" of {names}")', "marlin on sm120: … of a, b"),
+        ('ValueError("{plain}")', "{plain}"),
+        ("ValueError(code)", "code"),
+        ("ValueError", "ValueError"),
+    ],
+)
+def test_known_values_fill_a_message_and_the_others_are_an_ellipsis(tmp_path, raised, text):
+    body = ["backend, names = 'marlin', ['a', 'b']", "major, minor = get_device_capability()", f"raise {raised}"]
+    code = "\n    ".join(["from sglang.srt.utils.common import get_device_capability\ndef f(other, code):", *body]) + "\n"
+    root = source_tree.write(tmp_path / "t", source_tree.MEMBERS | {"sglang/srt/refuses.py": code})
+    reading = Reading(Index(resolve(root)))
+    flow = reading.flow(reading.index.resolve("sglang.srt.refuses.f"), Scenario.of((12, 0)))
+    assert [event.value for event in flow.of_kind("raise")] == [text]
+
+
+def test_a_placeholder_of_flashinfer_is_an_ellipsis_and_a_set_is_not():
+    said = "n in {1, 2} (ValueError: got {n}, not {b.shape[1]})"
+    values = (("op:x", "requires", said), ("op", "backends", ["x"]), ("op:x", "supported_cc", [120]))
+    rows = [Fact("flashinfer", "1", *value, "f.py", 1) for value in values]
+    texts = [gate.text for gate in routes_flashinfer.gates(Facts(rows), "flashinfer.op", "x", Query("12.0"))]
+    assert "depends on n in {1, 2} (ValueError: got …, not …)" in texts
 
 
 def test_a_quantisation_without_fp4_is_not_answered(later):

@@ -10,6 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sglang", metavar="VERSION|PATH", help=place)
     parser.add_argument("--flashinfer", metavar="VERSION|PATH", help=place)
     parser.add_argument("--json", metavar="FILE", required=True, help="where the list of facts is written; - for standard output")
+    parser.add_argument("--parse-all", action="store_true", help="name every file that does not parse, also those never asked for")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     packages = [(resolve(place, name), read) for name, place, read in wanted]
     found: list[facts.Fact] = []
     for package, read in packages:
-        own, cost = report.facts_of(package, read)
+        own, cost = report.facts_of(package, read, args.parse_all)
         found += own
         print(cost.line(package, len(own)), file=sys.stderr)
         for member, reason in sorted(cost.unparsable.items()):

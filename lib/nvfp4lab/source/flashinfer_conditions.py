@@ -6,7 +6,7 @@ so that `real_k % 32` is known to be about K.
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from nvfp4lab.source.module import FunctionNode
 
@@ -90,19 +90,30 @@ def guards(body: list[ast.stmt], outer: tuple[str, ...] = ()) -> Iterator[tuple[
             yield from guards(node.body, outer)
 
 
-def message_of(node: ast.Raise) -> str:
-    """The text that a raise gives; formatted values appear as {expression}."""
+def message_of(node: ast.Raise, value: Callable[[ast.expr], str | None] | None = None) -> str:
+    """The text that a raise gives. value: what a formatted expression is shown as, None for one that is not known ("…").
+
+    Without `value` formatted expressions appear as {expression}.
+    """
     call = node.exc
     if not isinstance(call, ast.Call) or not call.args:
         return ast.unparse(node.exc) if node.exc is not None else "re-raises"
-    argument = call.args[0]
-    if isinstance(argument, ast.Constant):
-        return str(argument.value)
-    if isinstance(argument, ast.JoinedStr):
-        return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(part.value) + "}" for part in argument.values
-        )
-    return ast.unparse(argument)
+    return _text(call.args[0], value)
+
+
+def _text(node: ast.expr, value: Callable[[ast.expr], str | None] | None) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, value) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        if value is None:
+            return "{" + ast.unparse(node.value) + "}"
+        known = value(node.value)
+        return "…" if known is None else known
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left, value) + _text(node.right, value)
+    return ast.unparse(node)
 
 
 def exception_of(node: ast.Raise) -> str:

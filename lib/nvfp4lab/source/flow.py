@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from nvfp4lab.source.evaluate import Evaluator, Frame
+from nvfp4lab.source.flashinfer_conditions import message_of
 from nvfp4lab.source.module import Definition, FunctionNode
-from nvfp4lab.source.values import UNKNOWN, Instance, Reference, Self, Unknown
+from nvfp4lab.source.values import UNKNOWN, Instance, Reference, Self, Unknown, shown
 
 Kind = Literal["call", "raise", "assert", "import", "set", "return"]
 
@@ -40,8 +41,8 @@ class Event:
     """One thing that a function does.
 
     dotted: callee, imported module, exception type, or the attribute or key set ("self.x", '["x"]').
-    value: of an assignment or return; of a call to a class, the instance. arguments: values of a call's positional and
-    keyword arguments. guards: the undecided conditions on the way; decided: line numbers of the decided ones.
+    value: of an assignment or return; of a call to a class, the instance; of a raise, its text. arguments: values of a call's
+    positional and keyword arguments. guards: the undecided conditions on the way; decided: line numbers of the decided ones.
     """
 
     kind: Kind
@@ -116,7 +117,8 @@ class Flow:
             self._emit("return", node, "", state, value)
             return True
         if isinstance(node, ast.Raise):
-            self._emit("raise", node, _exception_name(node), state)
+            said = message_of(node, lambda part: shown(self._evaluator.value(part, state.frame)))
+            self._emit("raise", node, _exception_name(node), state, said)
             return True
         if isinstance(node, ast.Assert):
             self._assert(node, state)

@@ -52,16 +52,21 @@ class Index:
     def files_parsed(self) -> int:
         return sum(module is not None for module in self._modules.values())
 
-    def parse_rest(self, limit_bytes: int = 1 << 20) -> None:
+    def parse_rest(self, limit_bytes: float = 1 << 20) -> None:
         """Parse what nobody asked for, so that it is reported when it does not parse: the smallest members, `limit_bytes` in all.
 
-        A small tree is parsed whole; in a large one this costs a tenth of a second.
+        A small tree is parsed whole; in a large one this costs a tenth of a second, and `bytes_unparsed` tells what is left.
         """
         rest = sorted((size, member) for member, size in self._sizes_bytes.items() if member not in self._modules)
         for (_, member), total in zip(rest, itertools.accumulate(size for size, _ in rest), strict=True):
             if total > limit_bytes:
                 break
             self.module(member)
+
+    @property
+    def bytes_unparsed(self) -> int:
+        """Size of the members that nobody asked for: searched by bytes, and whether they parse is not known."""
+        return sum(size for member, size in self._sizes_bytes.items() if member not in self._modules)
 
     def mentioning(self, first: bytes, *others: bytes) -> list[str]:
         """Members whose bytes contain every word. Name the rarest first: only what has it is searched for the others."""

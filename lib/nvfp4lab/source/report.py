@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -21,7 +22,8 @@ Reader = Callable[[Package, Index], list[Fact]]
 class Cost:
     """What a reading took. files_read: unpacked and searched; files_parsed, lines_parsed: given to `ast`.
 
-    unparsable: {member: reason}. seconds: of the reading itself; from_cache: it was done before.
+    unparsable: {member: reason}. bytes_unparsed: of what was searched alone, so that it is not known whether it parses.
+    seconds: of the reading itself; from_cache: it was done before.
     """
 
     files_read: int
@@ -29,28 +31,34 @@ class Cost:
     lines_parsed: int
     seconds: float
     unparsable: dict[str, str]
+    bytes_unparsed: int = 0
     from_cache: bool = False
 
     def line(self, package: Package, facts: int) -> str:
         """One line for a person."""
         source = "from the cache" if self.from_cache else f"in {self.seconds:.2f} s"
+        rest = f", {self.bytes_unparsed / 2**20:.0f} MiB searched and not parsed" if self.bytes_unparsed else ""
         return (
             f"{package.name} {package.version}: {facts} facts {source}; {self.files_read} files read, "
-            f"{self.files_parsed} parsed, {self.lines_parsed} lines parsed, {len(self.unparsable)} not parsable"
+            f"{self.files_parsed} parsed, {self.lines_parsed} lines parsed, {len(self.unparsable)} not parsable{rest}"
         )
 
 
-def facts_of(package: Package, read: Reader) -> tuple[list[Fact], Cost]:
-    """Facts of a package and what they cost; from the cache when the same content was read by the same readers."""
+def facts_of(package: Package, read: Reader, parse_all: bool = False) -> tuple[list[Fact], Cost]:
+    """Facts of a package and what they cost; from the cache when the same content was read by the same readers.
+
+    parse_all: also parse what no reader asks for, and name every member that does not parse; never from the cache.
+    """
     kept = cache_dir() / "facts" / f"{package.name}-{package.version}-{package.tree.digest()}-{readers_version()}.json"
-    if (found := _load(kept)) is not None:
+    if not parse_all and (found := _load(kept)) is not None:
         return found
     started = time.perf_counter()
     with no_garbage_collection():
         index = Index(package)
         facts = distinct(read(package, index))
-        index.parse_rest()
-    cost = Cost(index.files_read, index.files_parsed, index.lines_parsed, round(time.perf_counter() - started, 3), index.unparsable)
+        index.parse_rest(*([math.inf] if parse_all else []))
+    seconds = round(time.perf_counter() - started, 3)
+    cost = Cost(index.files_read, index.files_parsed, index.lines_parsed, seconds, index.unparsable, index.bytes_unparsed)
     _store(kept, facts, cost)
     return facts, cost
 

@@ -17,7 +17,7 @@ from nvfp4lab.source.package import Package, resolve
 from nvfp4lab.source.routes_dense import DenseTracer
 from nvfp4lab.source.routes_layers import quant_classes
 from nvfp4lab.source.routes_moe import MoeTracer
-from nvfp4lab.source.routes_query import FLAG_FIELDS, FLAGS, WORKS, Gate, Hop, Operation, Query, Route
+from nvfp4lab.source.routes_query import FLAG_FIELDS, FLAGS, LOST_ENUM, WORKS, Gate, Hop, Operation, Query, Route
 from nvfp4lab.source.routes_server import Resolution
 from nvfp4lab.source.routes_walk import Refusal, Walk
 from nvfp4lab.source.sglang.reading import Reading
@@ -80,9 +80,9 @@ class Router:
     def of_backend(self, query: Query, op: Operation, backend: str, accepted: Fact | None, traps: bool = True) -> list[Route]:
         """Routes of one value: one per possible resolution."""
         if lost := routes_server.lost_enum(self.facts, op):
-            gate = Gate(f"depends on the backend's enum, which was not found: {lost.note}", "depends", lost.file, lost.line)
+            gate = Gate(f"{LOST_ENUM}: {lost.note}", "depends", lost.file, lost.line)
             hops = tuple(_accepted(op, backend, accepted))
-            return [Route(backend, op, {}, hops, (gate,), "not found", "depends on the backend's enum, which was not found")]
+            return [Route(backend, op, {}, hops, (gate,), "not found", LOST_ENUM)]
         if not self._is_member(op, backend):
             return [self._alias_route(query, op, backend, accepted)]
         resolved = routes_server.resolutions(self.facts, op, backend, query)

@@ -58,7 +58,12 @@ def _backend(facts: Facts, op: str, backend: str, query: Query) -> Iterator[Gate
     subject = f"{op}:{backend}"
     yield from _capability(facts, subject, op, query, enforced=True)
     for fact in facts.query(subject, "requires"):
-        yield Gate(f"depends on {fact.value}", "depends", fact.file, fact.line)
+        yield Gate(f"depends on {_without_placeholders(str(fact.value))}", "depends", fact.file, fact.line)
+
+
+def _without_placeholders(requirement: str) -> str:
+    """The error's own text, which ends a requirement in brackets, holds values that only the failing call knows."""
+    return re.sub(r"\(\w+: .*\)$", lambda error: re.sub(r"\{[^{}]*\}", "…", error[0]), requirement)
 
 
 def _auto(facts: Facts, op: str, query: Query) -> Iterator[Gate]:

@@ -13,6 +13,7 @@ Operation = Literal["moe", "fp4_gemm"]
 FLAG_FIELDS: dict[Operation, str] = {"moe": "moe_runner_backend", "fp4_gemm": "fp4_gemm_runner_backend"}
 FLAGS: dict[Operation, str] = {"moe": "--moe-runner-backend", "fp4_gemm": "--fp4-gemm-backend"}
 WORKS = "works as far as source shows"
+LOST_ENUM = "depends on the backend's enum, which was not found"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from nvfp4lab.source.index import Index
-from nvfp4lab.source.routes_query import FLAGS, Query, Route
+from nvfp4lab.source.routes_query import FLAGS, LOST_ENUM, Query, Route
 
 
 def listing(routes: Iterable[Route], query: Query, names: str) -> str:
@@ -18,7 +18,9 @@ def listing(routes: Iterable[Route], query: Query, names: str) -> str:
 
 
 def traps(routes: Iterable[Route]) -> list[str]:
-    """One line per kind of trap; values of one flag that share a trap stand in one line."""
+    """One line per kind of trap; values of one flag that share a trap stand in one line. A flag that could not be read says so."""
+    routes = list(routes)
+    unread = dict.fromkeys(FLAGS[route.op] for route in routes if route.expected == LOST_ENUM)
     kinds: dict[tuple[str, str], list[str]] = {}
     for route in routes:
         for trap in route.traps:
@@ -29,6 +31,7 @@ def traps(routes: Iterable[Route]) -> list[str]:
         f"TRAP  {flag} {', '.join(dict.fromkeys(names))}: {said}" if flag else f"TRAP  {said}"
         for (flag, said), names in kinds.items()
     ]
+    lines = [f"NOT READ  {flag}: the enum of its backends was not found, so no trap could be looked for" for flag in unread] + lines
     return lines or ["no trap found"]
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from typing import Any
 
-from nvfp4lab.source.flashinfer_conditions import exception_of, message_of
+from nvfp4lab.source.flashinfer_conditions import exception_of
 from nvfp4lab.source.flow import Event, Flow, Guard
 from nvfp4lab.source.module import Definition
 from nvfp4lab.source.routes_layers import method
@@ -251,7 +251,7 @@ def _known(flow: Flow, event: Event, target: Definition) -> dict[str, Any]:
 
 def _raised(event: Event) -> str:
     if isinstance(event.node, ast.Raise):
-        return f"{exception_of(event.node)}: {message_of(event.node)}"
+        return f"{exception_of(event.node)}: {event.value}"
     test = event.node.test if isinstance(event.node, ast.Assert) else event.node
     return f"{event.dotted}: requires {_short(test)}"
 

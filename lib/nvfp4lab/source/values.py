@@ -90,3 +90,13 @@ def truth(value: Any) -> bool | None:
     if isinstance(value, tuple) and any(isinstance(item, Unknown) for item in value):
         return True  # a tuple with members is true whatever they are
     return bool(value)
+
+
+def shown(value: Any) -> str | None:
+    """A value as a message prints it; None where it is not known in whole."""
+    if isinstance(value, EnumValue):
+        return value.value
+    if isinstance(value, tuple):
+        items = [shown(item) for item in value]
+        return None if None in items else ", ".join(map(str, items))
+    return str(value) if value is None or isinstance(value, str | int | float) else None
