@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import stat
 import struct
 import sys
@@ -149,6 +150,26 @@ REFUSED = (
             "this nvcc does not",
         ),
         ("print('x.cu(3): error: expected a \\';\\''); sys.exit(2)", Verdict.CRASH, "nvcc: exit code 2: x.cu(3): error: expected"),
+        (
+            "print('x.cu:1:10: fatal error: curand_kernel.h: No such file or directory'); sys.exit(1)",
+            Verdict.NOT_RUN,
+            "the header curand_kernel.h is not on this machine: install",
+        ),
+        (
+            "print('cicc: error: No space left on device'); sys.exit(1)",
+            Verdict.NOT_RUN,
+            "no space left on",
+        ),
+        (
+            "print('nvcc error   : \\'cicc\\' died due to signal 9 (Kill signal)'); sys.exit(9)",
+            Verdict.OOM,
+            "cicc was killed by SIGKILL, as the system does when memory runs out; free memory",
+        ),
+        (
+            "print('nvcc error   : \\'ptxas\\' died due to signal 11 (Invalid memory reference)'); sys.exit(11)",
+            Verdict.CRASH,
+            "ptxas was killed by SIGSEGV",
+        ),
         ("import os; os.kill(os.getpid(), 11)", Verdict.CRASH, "nvcc was killed by SIGSEGV"),
         ("time.sleep(60)", Verdict.HANG, "the compiler did not finish within 1 s"),
         ("hoard = [b'x' * (1 << 20) for _ in range(600)]; time.sleep(60)", Verdict.OOM, "the compiler used more than its 0.2 GiB"),
@@ -221,6 +242,15 @@ def test_evidence_carries_the_machine_code_and_how_to_repeat_it(toolchain):
     assert row.repro == "nvfp4lab compile --arch 120a --module lab.toy"
 
 
+def test_a_build_gets_no_more_memory_than_is_free(monkeypatch, toolchain):
+    monkeypatch.setattr(compile_toolchain, "find", lambda: toolchain)
+    free = type("Memory", (), {"available": 3 << 30})
+    monkeypatch.setattr(compile_evidence.psutil, "virtual_memory", lambda: free)
+    asked = {"compile_modules": ["lab.mma_bf16"], "compile_archs": ["120a"]}
+    assert compile_evidence.prepare(Params(**asked, compile_memory_gib=14))[1].limits.memory_bytes == 3 << 30
+    assert compile_evidence.prepare(Params(**asked, compile_memory_gib=2))[1].limits.memory_bytes == 2 << 30
+
+
 def test_a_machine_without_a_compiler_says_so_for_every_job(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_toolchain, "find", lambda: (_ for _ in ()).throw(compile_toolchain.NoToolchain("no nvcc here")))
     p = Params(flashinfer="0.6.15.post1", compile_archs=["120a", "90a"])
@@ -259,6 +289,9 @@ def test_instances_and_targets_are_those_of_the_package(tmp_path):
     )
     every, _ = compile_evidence.plan([name], ["120a"], versions, all_units=True)
     assert [job.unit.name for job in every] == ["bf16_128x128x256", "bf16_128x32x128"]
+    asked = ["--arch", "120a", "--module", name, "--flashinfer", str(tmp_path)]
+    assert jobs[0].repro == shlex.join(["nvfp4lab", "compile", *asked])
+    assert every[1].repro == shlex.join(["nvfp4lab", "compile", *asked, "--all-units"])
 
 
 @pytest.mark.parametrize("flags", [2, 5])

@@ -9,6 +9,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("params", metavar="PARAMS", nargs="?", type=Path, help="params file; without one the defaults hold")
     parser.add_argument("--arch", action="append", metavar="ARCH", help="such as 120a; may be repeated")
     parser.add_argument("--module", action="append", metavar="NAME", help="see --list; may be repeated")
+    parser.add_argument("--sglang", metavar="VERSION", help="PyPI version, wheel file or folder; overrides PARAMS")
+    parser.add_argument("--flashinfer", metavar="VERSION", help="the same for FlashInfer")
     parser.add_argument("--all-units", action="store_true", help="every file of a module, not only its representative one")
     parser.add_argument("--list", action="store_true", help="print the modules and stop")
     parser.add_argument("--json", action="store_true", help="print the evidence as JSON lines")
@@ -26,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     p = params.load(args.params) if args.params else params.Params()
     asked = p.model_dump() | {
+        "sglang": args.sglang or p.sglang,
+        "flashinfer": args.flashinfer or p.flashinfer,
         "compile_archs": args.arch or p.compile_archs,
         "compile_modules": args.module or p.compile_modules,
         "compile_all_units": args.all_units or p.compile_all_units,

@@ -24,13 +24,15 @@ from nvfp4lab.source import fetch
 
 FORMAT = 2  # of the cache; part of its key
 _POLL_S = 0.2
+_MORE_MEMORY = "free memory, raise compile_memory_gib, or build on a larger machine"
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
     """What one nvcc call gave. Survives JSON.
 
-    verdict: OK if a cubin came out; else UNSUPPORTED (the compiler refuses the target), OOM, HANG or CRASH, with reason.
+    verdict: OK if a cubin came out; else UNSUPPORTED (the compiler refuses the target), NOT_RUN (something is missing on this
+    machine), OOM, HANG or CRASH, with reason.
     requested_shared_bytes: label -> dynamic shared memory that the kernel asks for at launch. compile_s: by the clock;
     compile_cpu_s: by the processor, which does not grow on a busy or halted machine.
     """
@@ -134,9 +136,10 @@ def _watch(nvcc: subprocess.Popen, limits: Limits) -> tuple[tuple[Verdict, str] 
         while (cpu_s := _cpu_seconds_if_ended(nvcc, os.WNOHANG)) is None:
             peak = max(peak, isolate_proc.rss_bytes(nvcc.pid))
             if peak > limits.memory_bytes:
-                stopped = Verdict.OOM, f"the compiler used more than its {limits.memory_bytes / 2**30:.1f} GiB"
+                allowed = f"{limits.memory_bytes / 2**30:.1f} GiB"
+                stopped = Verdict.OOM, f"the compiler used more than its {allowed}; {_MORE_MEMORY}"
             elif time.monotonic() - started > limits.timeout_s:
-                stopped = Verdict.HANG, f"the compiler did not finish within {limits.timeout_s:g} s"
+                stopped = Verdict.HANG, f"the compiler did not finish within {limits.timeout_s:g} s; raise compile_timeout_s"
             if stopped:
                 break
             time.sleep(_POLL_S)
@@ -163,6 +166,20 @@ def _failure(returncode: int, said: str) -> tuple[Verdict, str]:
         return Verdict.UNSUPPORTED, first
     if "Unsupported gpu architecture" in said or "is not defined for option 'gpu-architecture'" in said:
         return Verdict.UNSUPPORTED, f"this nvcc does not know the target: {first}"
+    if missing := re.search(r"fatal error: (\S+): No such file or directory", said):
+        why = f"the header {missing[1]} is not on this machine: install the part of the CUDA toolkit, or the package, that has it"
+        return Verdict.NOT_RUN, why
+    if "No space left on device" in said:
+        return Verdict.NOT_RUN, f"no space left on {tempfile.gettempdir()}; set TMPDIR to a larger disk"
+    if died := re.search(r"'(\w+)' died due to signal (\d+)", said):
+        return _killed(died[1], int(died[2]))
     if returncode < 0:
-        return Verdict.CRASH, f"nvcc was killed by {signal.Signals(-returncode).name}"
+        return _killed("nvcc", -returncode)
     return Verdict.CRASH, f"nvcc: exit code {returncode}: {first[:400]}"
+
+
+def _killed(program: str, number: int) -> tuple[Verdict, str]:
+    name = signal.Signals(number).name
+    if number == signal.SIGKILL:  # we kill the whole group, and then it is we who say why
+        return Verdict.OOM, f"{program} was killed by {name}, as the system does when memory runs out; {_MORE_MEMORY}"
+    return Verdict.CRASH, f"{program} was killed by {name}"

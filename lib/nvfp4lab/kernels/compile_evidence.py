@@ -28,13 +28,17 @@ SHARED_LIMIT_BYTES = {9: 232_448, 10: 232_448, 11: 232_448, 12: 101_376}
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One unit for one architecture. reason: why it is not to be built, "" if it is."""
+    """One unit for one architecture.
+
+    reason: why it is not to be built, "" if it is. options: of the command line that asks for it: version and units.
+    """
 
     module: Module
     unit: Unit | None
     arch: str
     reason: str = ""
     verdict: Verdict = Verdict.NOT_RUN
+    options: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -45,7 +49,7 @@ class Job:
     @property
     def repro(self) -> str:
         """The command that repeats this job alone."""
-        return f"nvfp4lab compile --arch {self.arch} --module {shlex.quote(self.module.full_name)}"
+        return shlex.join(["nvfp4lab", "compile", "--arch", self.arch, "--module", self.module.full_name, *self.options])
 
     @property
     def target(self) -> Target:
@@ -68,25 +72,38 @@ def plan(
     cannot be had gives jobs that say so.
     """
     modules = [compile_modules.find(name) for name in names or compile_modules.QUICK]
-    sources, missing = {}, {}
+    sources, missing, asked = {}, {}, dict(versions)
     for package in sorted({module.package for module in modules} - {"lab"}):
         try:
-            version = versions[package] or compile_sources.pinned_flashinfer(versions["sglang"])
-            sources[package] = compile_sources.locate(package, version)
+            asked[package] = versions[package] or compile_sources.pinned_flashinfer(versions["sglang"])
+            sources[package] = compile_sources.locate(package, asked[package])
         except LabError as error:
             missing[package] = str(error)
-    jobs = [job for module in modules for arch in archs for job in _jobs(module, arch, sources, missing, all_units)]
+    jobs = [
+        dataclasses.replace(job, options=_options(module, asked.get(module.package), all_units))
+        for module in modules
+        for arch in archs
+        for job in _jobs(module, arch, sources, missing, all_units)
+    ]
     return jobs, sources
+
+
+def _options(module: Module, version: str | None, all_units: bool) -> tuple[str, ...]:
+    return (*((f"--{module.package}", version) if version else ()), *(("--all-units",) if all_units else ()))
 
 
 def prepare(p: Params) -> tuple[list[Job], Builder | None]:
     """Jobs and builder for a run's parameters; no builder where there is no toolchain."""
+    versions = {"sglang": p.sglang, "flashinfer": p.flashinfer}
     if reason := no_toolchain():
         modules = [compile_modules.find(name) for name in p.compile_modules or compile_modules.QUICK]
-        return [Job(module, None, arch, reason) for module in modules for arch in p.compile_archs], None
-    versions = {"sglang": p.sglang, "flashinfer": p.flashinfer}
+        of = {module.full_name: _options(module, versions.get(module.package), p.compile_all_units) for module in modules}
+        return [
+            Job(module, None, arch, reason, options=of[module.full_name]) for module in modules for arch in p.compile_archs
+        ], None
     jobs, sources = plan(p.compile_modules, p.compile_archs, versions, p.compile_all_units)
-    limits = Limits(p.compile_timeout_s, int(p.compile_memory_gib * 2**30))
+    allowed_bytes = min(int(p.compile_memory_gib * 2**30), psutil.virtual_memory().available)  # or the system would kill others
+    limits = Limits(p.compile_timeout_s, allowed_bytes)
     return jobs, Builder(compile_toolchain.find(), sources, limits)
 
 
@@ -177,8 +194,20 @@ def stack_of(builder: Builder, job: Job, here: Stack) -> Stack:
 
 
 def table(rows: Sequence[Evidence]) -> pd.DataFrame:
-    """What was built, a line each: registers, bytes of spills and of shared memory against the limit, CPU seconds of the build."""
-    columns = ("registers", "spill_bytes", "static_shared_bytes", "requested_shared_bytes", "shared_limit_bytes", "compile_cpu_s")
+    """What was built, a line each: registers, bytes of spills and of shared memory against the limit, CPU seconds of the build.
+
+    Registers and bytes are those of the hungriest kernel of the unit.
+    """
+    columns = (
+        "kernels",
+        "registers",
+        "spill_bytes",
+        "kernels_that_spill",
+        "static_shared_bytes",
+        "requested_shared_bytes",
+        "shared_limit_bytes",
+        "compile_cpu_s",
+    )
     built = [row for row in rows if row.verdict is Verdict.OK]
     values = [{name: found.value for name in columns if (found := row.number(name))} for row in built]
     frame = pd.DataFrame(values, index=[row.subject.removeprefix("compile:") for row in built], columns=columns)
@@ -245,6 +274,7 @@ def _numbers(job: Job, build: Build) -> tuple[Number, ...]:
             Number("registers", max(kernel.registers for kernel in kernels), ""),
             Number("static_shared_bytes", max(kernel.static_shared_bytes for kernel in kernels), "B"),
             Number("spill_bytes", max(kernel.spill_bytes for kernel in kernels), "B"),
+            Number("kernels_that_spill", sum(kernel.spill_bytes > 0 for kernel in kernels), ""),
             Number("tensor_instructions", sum(compile_sass.tensor_histogram(kernels).values()), ""),
             Number("fp4_conversions", sum(kernel.fp4_conversions for kernel in kernels), ""),
         ]

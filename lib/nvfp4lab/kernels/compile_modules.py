@@ -248,7 +248,7 @@ _ALL = (
     Module(
         "fp4_quantization",
         "flashinfer",
-        "every quantise kernel (3 min)",
+        "every quantise kernel (1 min)",
         _all_quantize,
         _QUANTIZE_FLAGS,
         _FLASHINFER_INCLUDES,
@@ -270,7 +270,7 @@ _ALL = (
     Module(
         "gptq_marlin",
         "sglang",
-        "Marlin dense, all formats (8 min)",
+        "Marlin dense, all formats (2 to 3 min)",
         _sglang_entry("gemm/marlin/gptq_marlin.cuh", "gptq_marlin_gemm", "Marlin"),
         _SGLANG_FLAGS,
         _SGLANG_INCLUDES,
@@ -280,7 +280,7 @@ _ALL = (
     Module(
         "moe_wna16_marlin",
         "sglang",
-        "Marlin MoE, all formats (7 min)",
+        "Marlin MoE, all formats (2 to 3 min)",
         _sglang_entry("gemm/marlin_moe/moe_wna16_marlin.cuh", "moe_wna16_marlin_gemm", "Marlin"),
         _SGLANG_FLAGS,
         _SGLANG_INCLUDES,
