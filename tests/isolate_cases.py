@@ -26,6 +26,10 @@ def _refuse():
     raise RuntimeError("not here")
 
 
+def loaded(modules):
+    return [module for module in modules if module in sys.modules]
+
+
 def add(a, b):
     return a + b
 

@@ -14,7 +14,7 @@ import pytest
 
 import isolate_cases as cases
 from nvfp4lab.errors import LabError
-from nvfp4lab.kernels import isolate_proc
+from nvfp4lab.kernels import isolate_proc, isolate_server
 from nvfp4lab.kernels.isolate import Isolator, Limits
 from nvfp4lab.records import Verdict
 
@@ -181,6 +181,35 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs(isolator):
         isolator.run(lambda: 1)
     with pytest.raises(LabError, match="cannot be sent"):
         isolator.run(cases.add, threading.Lock(), 1)
+
+
+def test_a_wish_is_fulfilled_or_left_out_with_the_reason(tmp_path):
+    (tmp_path / "cuda_toucher.py").write_text("import torch\ntorch.cuda.is_initialized = lambda: True\n")
+    wishes = ("no_such_module", "json.tool", "cuda_toucher", "colorsys")
+    sys.path.append(str(tmp_path))
+    try:
+        with Isolator(tmp_path, preload=(), wishes=wishes) as isolator:
+            outcome = isolator.run(cases.loaded, wishes, expect=list)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert outcome.value == ["json.tool", "colorsys"], outcome
+    assert "No module named 'no_such_module'" in isolator.unfulfilled.pop("no_such_module")
+    assert isolator.unfulfilled == {
+        "cuda_toucher": "cuda_toucher initialises CUDA on import; a forked worker could not use the GPU"
+    }
+
+
+def test_a_driver_that_anybody_initialised_is_noticed(monkeypatch):
+    class Driver:
+        state = 3  # CUDA_ERROR_NOT_INITIALIZED
+
+        def cuCtxGetCurrent(self, context):
+            return self.state
+
+    monkeypatch.setattr(isolate_server.ctypes, "CDLL", lambda name: Driver())
+    assert not isolate_server._cuda_touched()
+    monkeypatch.setattr(Driver, "state", 0)
+    assert isolate_server._cuda_touched()
 
 
 def test_environment_reaches_workers_and_a_bad_preload_is_explained(tmp_path):

@@ -27,6 +27,8 @@ from nvfp4lab.records import Verdict
 
 TICK_S = 0.05
 START_TIMEOUT_S = 180  # importing torch from a cold network disk
+# torch.cuda.is_available() then asks NVML, which unlike the CUDA runtime leaves a process fit for forking.
+ASKS_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 KILL_TIMEOUT_S = 30  # a process stuck inside the driver may not die at once, or at all
 PROBE_PAUSES_S = (0.0, 1.0, 5.0)  # a GPU that is being reset after an Xid comes back within seconds
 
@@ -35,6 +37,8 @@ class Isolator:
     """Runs calls one at a time, each in a worker of its own. A context manager; for one thread at a time.
 
     log_dir: output of cases goes here. preload: modules every worker has imported; none may initialise CUDA.
+    wishes: modules that workers have imported too where that works and leaves CUDA untouched; `unfulfilled` says where
+    it does not and why. They save each case its imports.
     env: added to the workers' environment. device_probe: run in a fresh worker after a case that did not end well, to see
     whether the GPU survived it; the default asks the GPU if there is one. None: no probe.
     """
@@ -43,12 +47,14 @@ class Isolator:
         self,
         log_dir: Path,
         preload: Sequence[str] = ("torch",),
+        wishes: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         device_probe: Callable[[], Any] | None = isolate_device.probe_device,
     ):
         self.log_dir = log_dir
         self.lost_device = ""  # why no further case can run
-        self._preload = list(preload)
+        self.unfulfilled: dict[str, str] = {}
+        self._preload, self._wishes = list(preload), list(wishes)
         self._env = dict(env or {})
         self._xids = isolate_device.XidWatch()
         if device_probe is isolate_device.probe_device and not isolate_device.has_gpu():
@@ -177,16 +183,21 @@ class Isolator:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C at the terminal reaches the lab alone
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, roots))} | self._env,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, roots))} | ASKS_NVML | self._env,
             )
-        self._control.send(json.dumps({"preload": self._preload, "path": sys.path}).encode())
+        self._control.send(json.dumps({"preload": self._preload, "wishes": self._wishes, "path": sys.path}).encode())
         self._control.settimeout(START_TIMEOUT_S)
         try:
             answer = json.loads(_receive(self._control) or b'{"error": "it ended at once"}')
         except TimeoutError:
             answer = {"error": f"no answer within {START_TIMEOUT_S} s"}
         self._control.settimeout(None)
-        if "ready" not in answer:
+        if "spoilt_by" in answer:
+            self._wishes.remove(answer["spoilt_by"])
+            self.unfulfilled[answer["spoilt_by"]] = answer["why"]
+            self._drop_server()
+            self._start_server()
+        elif "ready" not in answer:
             self._drop_server()
             raise LabError(f"the fork server did not start: {answer['error']}; see {self.log_dir / 'fork_server.log'}", exit_code=3)
 

@@ -5,10 +5,11 @@ not used: it re-imports the caller's `__main__` in every child (pytest, a notebo
 shares one global server with all other code in the process, and has no answer to grandchildren that outlive a worker.
 This server is a child subreaper: whatever a case leaves behind becomes its child and is killed before the next case.
 
-Control socket (SEQPACKET, JSON). First the lab sends {"preload": [...], "path": [...]}, answered {"ready": pid} or
-{"error": ...}. Then per case {"token": hex} with two descriptors (channel of the call and its result, output file),
-answered {"pid"} and, when the worker has ended, {"exit", "peak_rss_bytes", "left_behind"}. A message while a
-case runs means: kill it. End of file ends the server.
+Control socket (SEQPACKET, JSON). First the lab sends {"preload": [...], "wishes": [...], "path": [...]}, answered
+{"ready": pid}, {"error": ...}, or {"spoilt_by": module, "why": ...} when a wish cannot be had: this process is then of no
+use. Then per case {"token": hex} with two descriptors (channel of the call and its result, output file), answered {"pid"}
+and, when the worker has ended, {"exit", "peak_rss_bytes", "left_behind"}. A message while a case runs means: kill it. End
+of file ends the server.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from nvfp4lab.kernels import isolate_pages, isolate_proc, isolate_worker
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.005
+_CUDA_ERROR_NOT_INITIALIZED = 3
 
 
 def main(control_fd: int) -> None:
@@ -34,7 +36,7 @@ def main(control_fd: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     config = json.loads(control.recv(1 << 20))
     sys.path[:] = config["path"]
-    _say(control, _preload(config["preload"]))
+    _say(control, _preload(config["preload"], config["wishes"]))
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not request:
@@ -44,18 +46,37 @@ def main(control_fd: int) -> None:
         _serve_case(control, json.loads(request), *descriptors)
 
 
-def _preload(modules: list[str]) -> dict:
-    module = ""
-    try:
-        for module in modules:
-            importlib.import_module(module)
-    except Exception as error:  # whatever a package does on import is the answer
-        return {"error": f"importing {module} in the fork server failed: {type(error).__name__}: {error}"}
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return {"error": f"one of {modules} initialises CUDA on import; a forked worker could not use the GPU"}
+def _preload(modules: list[str], wishes: list[str]) -> dict:
+    for module in modules:
+        if why := _import(module):
+            return {"error": why}
+    for module in wishes:
+        if why := _import(module):
+            return {"spoilt_by": module, "why": why}
     isolate_pages.collapse()
     return {"ready": os.getpid()}
+
+
+def _import(module: str) -> str | None:
+    """Why this process cannot fork workers after importing `module`; None when it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever a package does on import is the answer
+        return f"importing {module} in the fork server failed: {type(error).__name__}: {error}"
+    return f"{module} initialises CUDA on import; a forked worker could not use the GPU" if _cuda_touched() else None
+
+
+def _cuda_touched() -> bool:
+    """Whether torch or anybody else has initialised the CUDA driver in this process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:  # no driver
+        return False
+    context = ctypes.c_void_p()
+    return driver.cuCtxGetCurrent(ctypes.byref(context)) != _CUDA_ERROR_NOT_INITIALIZED
 
 
 def _say(control: socket.socket, message: dict) -> None:

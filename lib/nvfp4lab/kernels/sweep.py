@@ -41,6 +41,7 @@ class Sweep:
     """How to run cases.
 
     run_dir: the logs of cases go to run_dir/logs/kernels, artefact paths are relative to run_dir.
+    preload, wishes: what workers have imported, see `isolate.Isolator`.
     workers: cases at a time. More than one only without a GPU: two cases on one GPU would spoil each other's times.
     run: what a worker calls with a case. peaks: of the device; with them a time gets its fraction of the roofline.
     """
@@ -52,6 +53,7 @@ class Sweep:
     limits: Limits = dataclasses.field(default_factory=Limits)
     workers: int = 1
     preload: Sequence[str] = PRELOAD
+    wishes: Sequence[str] = ()
     run: Callable[[Case], CaseResult] = run_case
     peaks: Peaks | None = None
 
@@ -92,7 +94,7 @@ class Sweep:
     def _isolator(self, number: int) -> Isolator:
         threads = max(1, (psutil.cpu_count(logical=False) or 1) // self.workers)
         env = {"OMP_NUM_THREADS": str(threads)} if self.target.cc == "cpu" else {}
-        return Isolator(self.run_dir / "logs" / "kernels" / f"worker{number}", self.preload, env)
+        return Isolator(self.run_dir / "logs" / "kernels" / f"worker{number}", self.preload, self.wishes, env)
 
     def _work(self, isolator: Isolator, jobs: queue.SimpleQueue, results: queue.SimpleQueue, stop: threading.Event) -> None:
         try:

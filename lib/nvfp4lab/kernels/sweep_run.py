@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nvfp4lab.batch.progress import Progress
 from nvfp4lab.errors import LabError
-from nvfp4lab.kernels import certificate, roofline
+from nvfp4lab.kernels import backends, certificate, roofline
 from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.isolate import Isolator
 from nvfp4lab.kernels.isolate_outcome import Limits
@@ -48,9 +48,16 @@ def collect(p: Params, cases: Sequence[Case], again: bool = False) -> Iterator[E
         measured, peaks = measure_peaks(sweep)
         yield measured
     with Progress(len(todo), "kernels") as progress:
-        for evidence in dataclasses.replace(sweep, peaks=peaks)(todo):
+        for evidence in dataclasses.replace(sweep, peaks=peaks, wishes=_imports(todo))(todo):
             progress.step(describe(evidence))
             yield evidence
+
+
+def _imports(cases: Sequence[Case]) -> list[str]:
+    """What the backends of `cases` import first, and the timer, each once."""
+    known = backends.every()  # a name that is not there fails in its own case
+    first = [module for case in cases if case.backend in known for module in known[case.backend].imports]
+    return list(dict.fromkeys(first + ["flashinfer.testing"] * any(case.timed for case in cases)))
 
 
 def describe(evidence: Evidence) -> str:

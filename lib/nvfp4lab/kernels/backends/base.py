@@ -44,6 +44,7 @@ class Backend(Protocol):
     arithmetic: number format of its products, for the roofline ("fp4", "bf16", "fp32").
     conventions: what its preparation does that the problem's exact definition does not; said in each record.
     variants: ways of calling it beside the plain one that make sense ("autotune", "cuda_graph", ...).
+    imports: modules that a case would import first of all, for workers to have beforehand.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Backend(Protocol):
     arithmetic: Literal["fp4", "bf16", "fp32"]
     conventions: tuple[str, ...]
     variants: tuple[str, ...]
+    imports: tuple[str, ...]
 
     def is_available(self) -> str | None:
         """None, or why it cannot be called at all here (package missing, no GPU)."""

@@ -26,6 +26,7 @@ class FlashinferQuantise:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("cuda_graph",)
+    imports: tuple[str, ...] = ("flashinfer",)
 
     @property
     def name(self) -> str:
@@ -75,6 +76,7 @@ class CodecQuantise:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -27,6 +27,7 @@ class ScaledFp4Mm:
     arithmetic: str = "fp4"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("cuda_graph", "streams")
+    imports: tuple[str, ...] = ("sgl_kernel",)
 
     def is_available(self) -> str | None:
         return needs_gpu("sgl_kernel") or _lacks("cutlass_scaled_fp4_mm")
@@ -57,6 +58,7 @@ class Fp4GroupMm:
     arithmetic: str = "fp4"
     conventions: tuple[str, ...] = ("one global scale for gate and up (the gate's)",)
     variants: tuple[str, ...] = ("cuda_graph", "streams")
+    imports: tuple[str, ...] = ("sgl_kernel",)
 
     def is_available(self) -> str | None:
         return needs_gpu("sgl_kernel", "sglang") or _lacks("cutlass_fp4_group_mm")

@@ -44,6 +44,7 @@ class MarlinDense:
     arithmetic: str = "bf16"
     conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SPLIT_K_IN_BF16, SMALL_WEIGHTS_FLUSHED, ROUNDED_BEFORE_SCALING)
     variants: tuple[str, ...] = ("cuda_graph", "streams")
+    imports: tuple[str, ...] = ("sglang.srt.layers.quantization.marlin_utils_fp4",)
 
     def is_available(self) -> str | None:
         return needs_gpu("sglang")
@@ -99,6 +100,10 @@ class MarlinMoe:
         "one global scale for gate and up (the gate's), as SGLang's loader keeps it",
     )
     variants: tuple[str, ...] = ("cuda_graph", "streams")
+    imports: tuple[str, ...] = (
+        "sglang.srt.layers.quantization.marlin_utils_fp4",
+        "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe",
+    )
 
     def is_available(self) -> str | None:
         return needs_gpu("sglang")

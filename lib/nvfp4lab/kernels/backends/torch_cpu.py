@@ -31,6 +31,7 @@ class TorchReference:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -61,6 +62,7 @@ class Emulation:
     activations: str = "fp4"
     arithmetic: str = "fp32"
     variants: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -109,6 +111,7 @@ class MarlinEmulation:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SMALL_WEIGHTS_FLUSHED, ROUNDED_BEFORE_SCALING)
     variants: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     def is_available(self) -> str | None:
         return None
