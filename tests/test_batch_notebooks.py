@@ -99,6 +99,22 @@ def test_a_kernel_killed_while_it_starts_is_not_run(lab, tmp_path, monkeypatch):
     assert json.loads((attempt / notebooks.NOTEBOOK_FILE).read_text())["metadata"]["nvfp4lab_run"]["verdict"] == "not_run"
 
 
+def test_what_ran_to_its_end_is_not_run_again_for_want_of_a_page(lab, tmp_path, monkeypatch):
+    """Killed between the notebook's last cell and the piece's publication."""
+    count = tmp_path / "count"
+    arguments = lab("55_counted", f"from pathlib import Path\nwith Path({str(count)!r}).open('a') as file:\n    file.write('x')")
+    lost, attempt = tmp_path / "pieces" / "0123.lost-0", tmp_path / "pieces" / "0123.attempt-x"
+    lost.mkdir(parents=True)
+    attempt.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("nvfp4lab.report.page.render", mock.Mock(side_effect=KeyboardInterrupt))
+        notebooks.execute(arguments, lost)
+    assert notebooks.execute(arguments, attempt) == (Verdict.OK, "")
+    assert count.read_text() == "x"
+    assert (attempt / notebooks.REPORT_FILE).exists()
+    assert not lost.exists()
+
+
 class InProcess:
     """The smallest executor: pieces one after the other, here."""
 

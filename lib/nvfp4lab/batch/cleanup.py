@@ -3,7 +3,6 @@
 Only servers that the attempt's own record names are touched (see `server.processes`): never a process we did not start.
 """
 
-import tempfile
 from pathlib import Path
 
 from nvfp4lab.batch import piece as pieces_module
@@ -46,7 +45,7 @@ def publish_failure(piece: Piece, run_dir: Path, verdict: Verdict, reason: str) 
     attempts = sorted(pieces_module.unfinished_attempts(run_dir, piece), key=lambda path: path.stat().st_mtime)
     for attempt in attempts:
         end_servers_of(attempt)
-    attempt = attempts[-1] if attempts else Path(tempfile.mkdtemp(prefix=f"{piece.digest}.attempt-", dir=run_dir / "pieces"))
+    attempt = attempts[-1] if attempts else pieces_module.new_attempt(piece, run_dir)
     result = Result(piece.name, piece.digest, verdict, reason, 0.0)
     pieces_module.publish(attempt, result, piece.folder(run_dir))
     return result

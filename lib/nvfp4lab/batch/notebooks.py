@@ -9,12 +9,13 @@ A notebook's own metadata says what it needs:
 """
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,39 +92,28 @@ def execute(arguments: Mapping[str, Any], attempt: Path) -> tuple[Verdict, str]:
     """Piece entry: run one notebook in `attempt` and render its page.
 
     arguments: `notebook` (name), `parameters` (dict passed to papermill), `cell_timeout_s` (int or None).
-    Writes notebook.ipynb, report.html, ledger.jsonl and log.txt there. The verdict is the notebook's own.
+    Writes notebook.ipynb, report.html, ledger.jsonl and log.txt there. The verdict is the notebook's own. What an earlier
+    attempt had run to its end, and was killed before it could publish, is taken over and not run again.
     """
-    import papermill  # here: seconds of imports that planning does not need
-
-    from nvfp4lab.batch import cleanup
+    from nvfp4lab.batch import cleanup  # here: seconds of imports that planning does not need
     from nvfp4lab.report import page
 
     executed = attempt / NOTEBOOK_FILE
-    if declared(arguments["notebook"]).resumes:
-        _carry_over(attempt)
-    with (attempt / "log.txt").open("w", encoding="utf-8") as log:
-        try:
-            papermill.execute_notebook(
-                path_of(arguments["notebook"]),
-                executed,
-                parameters=dict(arguments["parameters"]) | {"run_dir": str(attempt)},
-                engine_name="nvfp4lab",
-                execution_timeout=arguments.get("cell_timeout_s"),
-                progress_bar=False,
-                stdout_file=log,
-                stderr_file=log,
-                cwd=lab_root(),
-                kernel_name=None,
-            )
-        except papermill.PapermillExecutionError:
-            pass  # the outcome stands in the executed notebook's metadata
-        except RuntimeError as error:  # jupyter_client's word for a kernel that died while it started
-            return Verdict.NOT_RUN, f"the notebook's kernel did not start: {error}"
-        finally:
-            cleanup.end_servers_of(attempt)
-    outcome = json.loads(executed.read_text(encoding="utf-8"))["metadata"]["nvfp4lab_run"]
-    records = list(Ledger(attempt / LEDGER_FILE))
-    page.render(executed, attempt / REPORT_FILE, records)
+    earlier = _unpublished(attempt)
+    finished = next((path for path in earlier if _outcome(path / NOTEBOOK_FILE).get("verdict") == Verdict.OK), None)
+    if finished is not None:
+        finished.rename(attempt)  # in place of the empty folder
+    elif declared(arguments["notebook"]).resumes:
+        _carry_over(earlier, attempt)
+    try:
+        if finished is None:
+            _run(arguments, attempt)
+    except RuntimeError as error:  # jupyter_client's word for a kernel that died while it started
+        return Verdict.NOT_RUN, f"the notebook's kernel did not start: {error}"
+    finally:
+        cleanup.end_servers_of(attempt)
+    outcome = _outcome(executed)
+    page.render(executed, attempt / REPORT_FILE, list(Ledger(attempt / LEDGER_FILE)))
     if KILLED_FROM_OUTSIDE in outcome["reason"]:
         return (
             Verdict.NOT_RUN,
@@ -132,14 +122,44 @@ def execute(arguments: Mapping[str, Any], attempt: Path) -> tuple[Verdict, str]:
     return Verdict(outcome["verdict"]), outcome["reason"]
 
 
-def _carry_over(attempt: Path) -> None:
-    """Copy what the last unfinished attempt of the same piece had measured, for a notebook that goes on from there."""
+def _run(arguments: Mapping[str, Any], attempt: Path) -> None:
+    """Execute the notebook through papermill; how it ended stands in the executed notebook's metadata."""
+    import papermill  # here: seconds of imports that planning does not need
+
+    with (attempt / "log.txt").open("w", encoding="utf-8") as log, contextlib.suppress(papermill.PapermillExecutionError):
+        papermill.execute_notebook(
+            path_of(arguments["notebook"]),
+            attempt / NOTEBOOK_FILE,
+            parameters=dict(arguments["parameters"]) | {"run_dir": str(attempt)},
+            engine_name="nvfp4lab",
+            execution_timeout=arguments.get("cell_timeout_s"),
+            progress_bar=False,
+            stdout_file=log,
+            stderr_file=log,
+            cwd=lab_root(),
+            kernel_name=None,
+        )
+
+
+def _outcome(executed: Path) -> dict[str, Any]:
+    """What our engine recorded of an executed notebook; {} when it did not come to its end."""
+    if not executed.exists():
+        return {}
+    return json.loads(executed.read_text(encoding="utf-8"))["metadata"].get("nvfp4lab_run", {})
+
+
+def _unpublished(attempt: Path) -> list[Path]:
+    """Folders of earlier attempts at the same piece that never published."""
     digest = attempt.name.split(".")[0]
-    earlier = [path for path in attempt.parent.glob(f"{digest}.*") if path != attempt and (path / LEDGER_FILE).exists()]
-    unfinished = [path for path in earlier if not (path / RESULT_FILE).exists()]
-    if not unfinished:
+    return [path for path in attempt.parent.glob(f"{digest}.*") if path != attempt and not (path / RESULT_FILE).exists()]
+
+
+def _carry_over(earlier: Sequence[Path], attempt: Path) -> None:
+    """Copy what the last of the earlier attempts had measured, for a notebook that goes on from there."""
+    measured = [path for path in earlier if (path / LEDGER_FILE).exists()]
+    if not measured:
         return
-    latest = max(unfinished, key=lambda path: (path / LEDGER_FILE).stat().st_mtime)
+    latest = max(measured, key=lambda path: (path / LEDGER_FILE).stat().st_mtime)
     shutil.copy2(latest / LEDGER_FILE, attempt / LEDGER_FILE)
     for name in MEASURED_FOLDERS:
         if (latest / name).is_dir():

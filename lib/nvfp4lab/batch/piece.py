@@ -5,18 +5,21 @@ it. It works in an attempt folder of its own and publishes it by one rename to `
 repeats, there is at most one result, and a half-written one is never taken for whole.
 """
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import hashlib
 import importlib
 import io
 import json
-import tempfile
+import os
+import secrets
 import time
 import traceback
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,7 @@ class Piece:
     needs: Needs = Needs()
     timeout_s: float | None = None
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """Content hash, 16 hex digits: equal inputs, equal digest."""
         content = json.dumps([self.name, self.entry, self.arguments, self.inputs_digest], sort_keys=True)
@@ -95,15 +98,11 @@ def execute(piece: Piece, run_dir: Path) -> Result:
     Safe to call in two processes at once: a lock lets one attempt at a time work on a piece, the later finds the result.
     Raises OSError when the machine cannot write (no space); whatever the piece itself does becomes the result.
     """
-    pieces = run_dir / "pieces"
-    pieces.mkdir(parents=True, exist_ok=True)
-    with (pieces / ".locks").open("ab") as locks:
-        # One byte of one file for each piece; the kernel releases it when this process dies, however it dies.
-        fcntl.lockf(locks, fcntl.LOCK_EX, 1, int(piece.digest, 16) >> 2)
+    with _alone(piece, run_dir):
         done = published(piece, run_dir)
         if done is not None:
             return done
-        attempt = Path(tempfile.mkdtemp(prefix=f"{piece.digest}.attempt-", dir=pieces))
+        attempt = new_attempt(piece, run_dir)
         result = _attempt(piece, attempt)
         if result.verdict is Verdict.NOT_RUN:  # stopped from outside: the attempt stays unfinished, and is set aside later
             redact_files(attempt)
@@ -112,10 +111,33 @@ def execute(piece: Piece, run_dir: Path) -> Result:
         return result
 
 
+@contextlib.contextmanager
+def _alone(piece: Piece, run_dir: Path) -> Iterator[None]:
+    """One process at a time for each piece: a lock on one byte of one file, released when the process dies, however it dies."""
+    path = run_dir / "pieces" / ".locks"
+    try:
+        locks = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        locks = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.lockf(locks, fcntl.LOCK_EX, 1, int(piece.digest, 16) >> 2)
+        yield
+    finally:
+        os.close(locks)
+
+
+def new_attempt(piece: Piece, run_dir: Path) -> Path:
+    """An empty folder for one attempt at `piece`, whose name no other attempt has."""
+    attempt = run_dir / "pieces" / f"{piece.digest}.attempt-{secrets.token_hex(4)}"
+    attempt.mkdir(mode=0o700)
+    return attempt
+
+
 def publish(attempt: Path, result: Result, folder: Path) -> None:
     """Make `attempt` the piece's result: redacted, with `result` in it, renamed to `folder`. Raises OSError if there is one."""
     redact_files(attempt)  # other programs' logs lie here too
-    (attempt / RESULT_FILE).write_text(json.dumps(dataclasses.asdict(result)), encoding="utf-8")
+    (attempt / RESULT_FILE).write_text(json.dumps(vars(result)), encoding="utf-8")
     attempt.rename(folder)
 
 
