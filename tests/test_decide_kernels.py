@@ -94,7 +94,9 @@ def test_kernels_are_ranked_over_the_cases_they_share():
 
 def test_one_shape_more_does_not_change_what_is_compared():
     more = kernel(CUTLASS, gemm(4096), (0.0001, 0.0001, 0.0001))
-    assert "over 2 cases" in decide(QUESTION, [*TIMED, more]).why
+    decision = decide(QUESTION, [*TIMED, more])
+    assert decision.chosen == {"fp4_gemm": "flashinfer_cudnn"}
+    assert "over 2 cases" in decision.why
 
 
 def test_kernel_times_whose_intervals_overlap_are_no_difference():
@@ -115,15 +117,17 @@ def test_right_kernels_without_a_time_are_not_ranked_by_the_alphabet():
 FAILURES = [(Verdict.WRONG, WrongKind.NAN), (Verdict.WRONG, WrongKind.GARBAGE), (Verdict.CRASH, None), (Verdict.HANG, None)]
 
 
+@pytest.mark.parametrize("probe", ["exact_t24", "realistic"])
 @pytest.mark.parametrize(("verdict", "kind"), FAILURES)
-def test_a_backend_whose_kernel_failed_here_is_rejected_with_that_record(verdict, kind):
-    failed = kernel(CUDNN, gemm(4096), verdict=verdict, kind=kind)
+def test_a_backend_whose_kernel_failed_here_is_rejected_with_that_record(verdict, kind, probe):
+    failed = kernel(CUDNN, gemm(4096), verdict=verdict, kind=kind, probe=probe)
     decision = decide(QUESTION, [*TIMED, failed])
     assert decision.chosen == {"fp4_gemm": "flashinfer_cutlass"}
     rejected = next(row for row in decision.rejected if row.backend == "flashinfer_cudnn")
     assert failed.subject in rejected.why
     assert "why it failed" in rejected.why
     assert any(failed.repro in line for line in rejected.evidence)
+    assert decide(QUESTION, [*TIMED[2:], failed]).command is None, "rejected, not only ranked behind"
 
 
 def test_what_a_kernel_refuses_of_one_shape_is_no_failure_of_the_backend():
@@ -202,8 +206,8 @@ def test_a_wrong_kernel_under_a_right_server_is_disputed_and_a_crash_is_not_forg
     assert alone.chosen == {"fp4_gemm": "flashinfer_cutlass"}
     assert "disputed by its own kernels" in alone.confidence
     assert any(garbage.subject in line for line in alone.contradictions)
-    crash = decide(QUESTION, [served[0], kernel(CUTLASS, gemm(16), verdict=Verdict.CRASH)])
-    assert crash.command is None
+    for failed in ({"verdict": Verdict.CRASH}, {"verdict": Verdict.WRONG, "kind": WrongKind.NAN}):
+        assert decide(QUESTION, [served[0], kernel(CUTLASS, gemm(16), **failed)]).command is None
 
 
 def test_servers_are_compared_at_one_load():
@@ -220,6 +224,16 @@ def test_servers_are_compared_at_one_load():
     assert decide(QUESTION, [*records[:2], arm("b", fp4_gemm_backend="marlin"), two_gpus]).chosen == {
         "fp4_gemm": "flashinfer_cutlass"
     }
+
+
+def test_the_load_at_the_parallel_size_asked_about_decides():
+    speeds = {("flashinfer_cutlass", 1): 900.0, ("flashinfer_cutlass", 2): 1000.0, ("marlin", 1): 500.0, ("marlin", 2): 2000.0}
+    records = [
+        arm(f"{backend}-{tp}", speed, stage="load", concurrency=8, tp=tp, fp4_gemm_backend=backend)
+        for (backend, tp), speed in speeds.items()
+    ]
+    assert decide(QUESTION, records).chosen == {"fp4_gemm": "flashinfer_cutlass"}
+    assert decide(dataclasses.replace(QUESTION, tp=2), records).chosen == {"fp4_gemm": "marlin"}
 
 
 AUTO = routes(
@@ -265,10 +279,12 @@ def test_auto_by_its_only_kernel_and_auto_that_cannot_be_told():
     assert decide(QUESTION, by_call).autos == ("--moe-runner-backend auto = marlin here (read from source)",)
     two = routes(route("moe", "auto", final="k"), route("moe", "marlin", final="k"), route("moe", "cutlass", final="k"))
     assert "auto becomes here is not known" in why_not(decide(QUESTION, two), "moe", "auto")
-    raising = routes(route("moe", "auto", "auto becomes cutlass", expected="raises: ValueError: no"))
-    assert "auto = cutlass here (read from source): unsupported, read from source" in why_not(
-        decide(QUESTION, raising), "moe", "auto"
-    )
+    raising = routes(route("fp4_gemm", "auto", "auto becomes flashinfer_cutlass", expected="raises: ValueError: no"))
+    for more in ([], [arm("a", fp4_gemm_backend="flashinfer_cutlass")]):
+        told = why_not(decide(QUESTION, [*raising, *more]), "fp4_gemm", "auto")
+        assert told.startswith(
+            "--fp4-gemm-backend auto = flashinfer_cutlass here (read from source): unsupported, read from source"
+        )
 
 
 def test_a_flag_that_reached_no_layer_of_the_arms_model_was_not_judged():

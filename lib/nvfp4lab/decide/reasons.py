@@ -51,7 +51,8 @@ def cited(standing: Standing) -> tuple[str, ...]:
 
 def _why_not(standing: Standing, choice: Choice, by_backend: Sequence[Standing]) -> str:
     why = standing.why
-    if standing.alias_of and choice.backends.get(standing.op) == standing.alias_of:
+    is_chosen = standing.alias_of is not None and choice.backends.get(standing.op) == standing.alias_of
+    if is_chosen and standing.verdict is Verdict.OK:
         return "what is chosen, but by name: the meaning of auto changes with the version"
     if standing.verdict is Verdict.NOT_RUN:
         ran_here = any(s.confidence is Confidence.MEASURED for s in by_backend)
