@@ -13,6 +13,7 @@ from nvfp4lab.records import Evidence, Verdict
 from nvfp4lab.report.style import VERDICT_COLOURS, figure
 from nvfp4lab.report.tables import Html, table
 
+SHOWN_EVIDENCE = 2  # records a line; a kernel may have hundreds
 NOT_RULED_OUT = "#CFE8F7"  # a reading is never `ok`, yet it is more than nothing
 COLUMNS: dict[str, frozenset[str]] = {  # title -> stages; what a server said is kept apart from what kernels said
     Confidence.READ: frozenset({"source"}),
@@ -26,7 +27,11 @@ def headline(decision: Decision) -> Html:
     """Contradictions, then the command or the reason why there is none."""
     asked = decision.question
     lines = [f"<p><b>Contradiction:</b> {html.escape(line)}</p>" for line in decision.contradictions]
-    lines.append(f"<pre>{html.escape(decision.command)}</pre>" if decision.command else "<p><b>No recommendation.</b></p>")
+    lines.append(
+        f'<pre class="lab-command">{html.escape(decision.command)}</pre>'
+        if decision.command
+        else "<p><b>No recommendation.</b></p>"
+    )
     lines.append(
         f"<p>{html.escape(decision.why[0].upper() + decision.why[1:])}"
         + (f" ({html.escape(decision.confidence)})" if decision.confidence else "")
@@ -66,7 +71,7 @@ def draw(decision: Decision) -> Figure:
     axes.set_xticks([column + 0.48 for column in range(len(COLUMNS))], list(COLUMNS), fontsize=9)
     axes.set_xlim(0, len(COLUMNS) + 0.45)
     axes.xaxis.tick_top()
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     shown = [verdict for verdict in Verdict if any(_verdict(s, stages) is verdict for s in rows for stages in COLUMNS.values())]
@@ -82,10 +87,14 @@ def _label(standing: Standing) -> str:
 
 
 def why_not(decision: Decision) -> Html:
-    """One line for each backend not chosen."""
-    return table(
-        ("op", "backend", "why not", "evidence"), ((r.op, r.backend, r.why, "; ".join(r.evidence)) for r in decision.rejected)
-    )
+    """One line for each backend not chosen, with the records it rests on first; all of them are in the table of evidence."""
+    rows = ((r.op, r.backend, r.why, _first(r.evidence)) for r in decision.rejected)
+    return table(("op", "backend", "why not", "evidence"), rows)
+
+
+def _first(evidence: Sequence[str]) -> str:
+    more = len(evidence) - SHOWN_EVIDENCE
+    return "; ".join(evidence[:SHOWN_EVIDENCE]) + (f"; and {more} more" if more > 0 else "")
 
 
 def expiry(decision: Decision) -> Html:

@@ -45,8 +45,10 @@ def _origin(report: field_reports.FieldReport) -> str:
 
 
 def cited(standing: Standing) -> tuple[str, ...]:
-    """Every record behind a standing, with the command that repeats it."""
-    return tuple(f"{record.stage} {record.subject} {record.verdict}: {record.repro}" for record in standing.records)
+    """Every record behind a standing, the decisive one first, with the command that repeats it."""
+    decisive = [standing.decisive] if standing.decisive else []
+    others = [record for record in standing.records if record is not standing.decisive]
+    return tuple(f"{record.stage} {record.subject} {record.verdict}: {record.repro}" for record in (*decisive, *others))
 
 
 def _why_not(standing: Standing, choice: Choice, by_backend: Sequence[Standing]) -> str:
@@ -106,13 +108,14 @@ def _disagreements(standing: Standing) -> list[str]:
         lines.append("the source says that a server with it raises, yet its kernel, called directly, was right")
     if kernel == {Verdict.OK} and server & BAD:
         lines.append(f"its kernel passes the gate, its server does not: {standing.why}")
-    failing = [record for record in by_stage.get("kernel", ()) if record.verdict in BAD]
+    ran = [record for record in by_stage.get("kernel", ()) if record.verdict is not Verdict.NOT_RUN]
+    failing = [record for record in ran if record.verdict in BAD]
     if failing and Verdict.OK in server:
         first = failing[0]
         kind = f" ({first.kind})" if first.kind else ""
         lines.append(
             "its kernel fails the gate, yet a server with it answers right: is that kernel the one that ran? "
-            f"{len(failing)} of {len(by_stage['kernel'])} kernel records fail, first {first.subject}: {first.verdict}{kind}"
+            f"{len(failing)} of {len(ran)} kernel records fail, first {first.subject}: {first.verdict}{kind}"
         )
     return lines + [record.details["mismatch"] for record in standing.records if record.details.get("mismatch")]
 
