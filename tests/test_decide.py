@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from nvfp4lab import cli, field_reports
+from nvfp4lab import cli, field_reports, params
 from nvfp4lab.decide import Question, decide
+from nvfp4lab.decide.gather import question_of
 from nvfp4lab.decide.question import asked_by, backends_of
 from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
 
@@ -163,6 +164,32 @@ def test_contradictions_come_first():
         arm("flashinfer_cutlass", "flashinfer_cudnn", Verdict.WRONG, "!!!!"),
     ]
     assert any("its server does not" in line for line in decide(QUESTION, kernel_ok_server_not).contradictions)
+
+
+def test_an_arm_that_fails_for_its_other_backend_contradicts_no_kernel():
+    """cuDNN's kernel is right and one server with it; that two MoE backends died beside it is no contradiction."""
+    assert decide(QUESTION, READ + RECORDED).contradictions == ()
+
+
+def test_a_params_file_without_a_model_asks_about_none(root):
+    asked = question_of(params.load(root / "params" / "march_2026_sm120.yaml"))
+    assert (asked.model, asked.tp, asked.quantization_flag, asked.cc) == ("MODEL", 4, "modelopt_fp4", "12.0")
+    assert question_of(params.check({"model": "nvidia/some-NVFP4"}, "here")).model == "nvidia/some-NVFP4"
+
+
+@pytest.mark.parametrize(
+    ("source", "version"),
+    [
+        ("0.5.9", "0.5.9"),
+        ("0.5.12.post1", "0.5.12.post1"),
+        ("a/sglang-0.5.17-py3-none-any.whl", "0.5.17"),
+        ("/opt/site/sglang", None),
+    ],
+)
+def test_a_question_asks_about_a_version_wherever_the_source_lies(source, version):
+    asked = question_of(params.check({"sglang": source}, "here"))
+    assert asked.sglang == version
+    assert asked.covers(record("source", "moe:x", Verdict.UNSUPPORTED, target=Target(asked.cc), stack=Stack(sglang=version)))
 
 
 def test_a_flag_that_touches_no_layer_is_moot():

@@ -1,6 +1,7 @@
 """Evidence from run folders, ledgers, or straight from the source that a params file names."""
 
 import dataclasses
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from nvfp4lab import params
 from nvfp4lab.decide.question import Question, asked_by
 from nvfp4lab.errors import LabError
-from nvfp4lab.records import Evidence, Ledger
+from nvfp4lab.records import Evidence, Ledger, Stack
 
 
 def gather(paths: Sequence[Path], overrides: Mapping[str, str | None]) -> tuple[Question | None, list[Evidence]]:
@@ -21,8 +22,9 @@ def gather(paths: Sequence[Path], overrides: Mapping[str, str | None]) -> tuple[
     for path in paths:
         if path.suffix in (".yaml", ".yml"):
             values = params.load(path)
-            records += _read_source(values)
-            asked = asked or question_of(values)
+            read = _read_source(values)
+            records += read
+            asked = asked or _as_read(question_of(values), read)
         else:
             records += recorded(path)
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -39,10 +41,23 @@ def _fits(record: Evidence, given: Mapping[str, str]) -> bool:
 
 
 def question_of(values: params.Params) -> Question:
-    """The question that a params file asks."""
-    return Question(
-        values.cc, values.sglang, values.flashinfer, values.model, values.tp, values.quant if values.flag_given else None
-    )
+    """The question that a params file asks. Without a model of its own it asks about none: the default is a fixture's name."""
+    model = values.model if "model" in values.model_fields_set else "MODEL"
+    flag = values.quant if values.flag_given else None
+    return Question(values.cc, _version(values.sglang), _version(values.flashinfer), model, values.tp, flag)
+
+
+def _version(source: str | None) -> str | None:
+    """The version that a PyPI version or a wheel's file name says; None for a folder, which only a reading could tell."""
+    named = re.match(r"[\w.]+-(\d[^-]*)-.*\.whl$", Path(source or "").name)
+    return named[1] if named else source if re.match(r"\d[\w.!+]*$", source or "") else None
+
+
+def _as_read(question: Question, read: Sequence[Evidence]) -> Question:
+    """The question with the versions that were read, where a folder was named."""
+    stack = read[0].stack if read else Stack()
+    versions = {"sglang": question.sglang or stack.sglang, "flashinfer": question.flashinfer or stack.flashinfer}
+    return dataclasses.replace(question, **versions)
 
 
 def recorded(path: Path) -> list[Evidence]:
