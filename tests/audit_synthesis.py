@@ -85,7 +85,7 @@ class Synthetic:
             "format": shape,
             "config_groups": groups,
             "ignore": self.ignore,
-            "kv_cache_scheme": None,
+            "kv_cache_scheme": fp8 | {"dynamic": self.kv_algo == "FP8 dynamic"} if self.kv_algo else None,
             "quantization_status": "compressed",
         }
 

@@ -317,6 +317,9 @@ PLANTS = [
           lambda model: model.config.update(inference_moe_w13_interleaved=True)),
     Plant("kv_scale_missing", "llama", "model.layers.1.self_attn",
           drop("model.layers.1.self_attn.k_proj.k_scale", "model.layers.1.self_attn.v_proj.v_scale")),
+    Plant("kv_scale_missing", "compressed_tensors", "model.layers.1.self_attn",
+          lambda model: (setattr(model, "kv_algo", "FP8"),
+                         drop("model.layers.1.self_attn.k_proj.k_scale", "model.layers.1.self_attn.v_proj.v_scale")(model))),
     Plant("tensor_missing", "qwen3_moe", f"{E2}.up_proj",
           drop(*(f"{E2}.up_proj.{leaf}" for leaf in ("weight", "weight_scale", "weight_scale_2", "input_scale")))),
     Plant("tensor_missing", "llama", f"{DENSE}.up_proj.weight", drop(f"{DENSE}.up_proj.weight")),
@@ -354,6 +357,18 @@ def test_clean_checkpoints_give_nothing(family: str, shards: int, tmp_path: Path
             assert list(file.keys())
     assert audit(directory).findings == ()
     assert audit(directory, tp=1, ep=1).findings == ()
+
+
+@pytest.mark.parametrize("how", ["FP8", "FP8 dynamic"])
+def test_scales_of_the_kv_cache_by_their_older_name_or_by_none(how: str, tmp_path: Path) -> None:
+    """llm-compressor wrote `k_proj.output_scale` once; a dynamic cache stores none."""
+    model = FAMILIES["compressed_tensors"]()
+    model.kv_algo = how
+    for name in [name for name in model.tensors if name.endswith(("k_scale", "v_scale"))]:
+        if how == "FP8":
+            model.tensors[f"{name.rpartition('.')[0]}.output_scale"] = model.tensors[name]
+        del model.tensors[name]
+    assert audit(model.write(tmp_path)).findings == ()
 
 
 def test_struct_of_synthesis_is_what_the_format_says() -> None:

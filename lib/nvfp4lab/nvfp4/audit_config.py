@@ -10,6 +10,7 @@ from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module, is_excluded, na
 
 NVFP4_ALGORITHMS = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 _MAY_BE_ABSENT = ("lm_head", "mtp", "nextn", "visual", "vision", "audio", "embed")  # parts that an export may leave out
+_KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 _UP_FIRST = ("up_gate_proj", "w31")
 
 
@@ -95,9 +96,7 @@ def _kv_scales(checkpoint: Checkpoint, settings: Settings) -> Iterator[Finding]:
         return
     attention = {name.partition(".self_attn.")[0] for name in checkpoint.tensors if ".self_attn." in name}
     scaled = {
-        name.partition(".self_attn.")[0]
-        for name in checkpoint.tensors
-        if ".self_attn." in name and name.endswith((".k_scale", ".v_scale", ".kv_scale"))
+        name.partition(".self_attn.")[0] for name in checkpoint.tensors if ".self_attn." in name and name.endswith(_KV_SCALES)
     }
     for layer in sorted(attention - scaled):
         what = "an FP8 KV cache is declared, but this layer stores no k_scale and v_scale; servers use 1.0 and clip"

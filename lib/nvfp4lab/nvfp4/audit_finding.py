@@ -27,8 +27,9 @@ class Settings:
     """How the checkpoint says it is quantised, whichever of its two files says it; config.json wins, as in SGLang.
 
     source: the file; None without a declaration that this audit reads. method: "modelopt" or "compressed-tensors".
-    ignore: names, globs and (compressed-tensors) `re:` patterns of modules left in bf16. kv_fp8: whether an FP8 KV cache is
-    asked for. targets: (name, pattern or class; algorithm) of `quantized_layers` or of `config_groups`, in order.
+    ignore: names, globs and (compressed-tensors) `re:` patterns of modules left in bf16. kv_fp8: whether an FP8 KV cache
+    with stored scales is asked for. targets: (name, pattern or class; algorithm) of `quantized_layers` or of `config_groups`,
+    in order.
     """
 
     source: str | None
@@ -118,5 +119,5 @@ def _names(entries: Any) -> tuple[str, ...]:
 def _is_fp8_kv(declared: Mapping[str, Any]) -> bool:
     scheme = declared.get("kv_cache_scheme") or declared.get("kv_cache_quant_algo")
     if isinstance(scheme, Mapping):
-        return scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+        return scheme.get("num_bits") == 8 and scheme.get("type") == "float" and not scheme.get("dynamic")
     return str(scheme).upper() in ("FP8", "FLOAT8")
