@@ -362,6 +362,13 @@ def test_two_products_of_one_capability_are_told_apart():
     assert decision.beside == ("the evidence comes from 2 kinds of GPU: RTX 5090, RTX PRO 6000",)
 
 
+def test_versions_that_the_question_leaves_open_are_told_when_they_mix():
+    older = kernel(CUTLASS, gemm(16), (0.02, 0.02, 0.02), stack=dataclasses.replace(STACK, flashinfer="0.6.5"))
+    anything = dataclasses.replace(QUESTION, flashinfer=None)
+    assert decide(anything, [*TIMED, older]).beside == ("the evidence comes from 2 versions of FlashInfer: 0.6.5, 0.7.2",)
+    assert decide(QUESTION, [*TIMED, older]).beside == ()
+
+
 def test_an_audit_of_another_checkpoint_makes_nothing_moot():
     def audit(model, *flags):
         return Evidence(

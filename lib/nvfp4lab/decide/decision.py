@@ -72,7 +72,7 @@ def decide(question: Question, records: Sequence[Evidence]) -> Decision:
         why=choice.why,
         confidence=_confidence(choice, picked),
         evidence=tuple(line for standing in picked for line in reasons.cited(standing)),
-        beside=(*_beside(choice, by_backend), *_several_gpus(ours)),
+        beside=(*_beside(choice, by_backend), *_mixed(ours)),
         autos=tuple(auto.line for op, auto in attribution.autos.items() if op not in moot),
         rejected=reasons.rejected(by_backend, question, choice, attribution),
         contradictions=reasons.contradictions(by_backend, ours, attribution),
@@ -114,10 +114,17 @@ def _beside(choice: Choice, by_backend: Sequence[Standing]) -> tuple[str, ...]:
     return (*lines, *(f"the server was judged with {flags}" for flags in served_with))
 
 
-def _several_gpus(ours: Sequence[Evidence]) -> tuple[str, ...]:
-    """A compute capability is shared by products: speeds are compared within one, verdicts are joined, and that is said."""
-    names = sorted({name for r in ours if BASIS.get(r.stage) is Confidence.MEASURED and (name := gpu_of(r))})
-    return (f"the evidence comes from {len(names)} kinds of GPU: {', '.join(names)}",) if len(names) > 1 else ()
+def _mixed(ours: Sequence[Evidence]) -> tuple[str, ...]:
+    """Where what was measured comes from several products of one capability, or from versions left open in the question:
+    speeds are compared within one product, verdicts are joined, and that is said."""
+    measured = [record for record in ours if BASIS.get(record.stage) is Confidence.MEASURED]
+    kinds = {
+        "kinds of GPU": {gpu_of(record) for record in measured},
+        "versions of SGLang": {record.stack.sglang for record in measured},
+        "versions of FlashInfer": {record.stack.flashinfer for record in measured},
+    }
+    found = {what: sorted(filter(None, names)) for what, names in kinds.items()}
+    return tuple(f"the evidence comes from {len(n)} {what}: {', '.join(n)}" for what, n in found.items() if len(n) > 1)
 
 
 def _further_flags(record: Evidence) -> str:

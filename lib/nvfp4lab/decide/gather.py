@@ -24,7 +24,7 @@ def gather(paths: Sequence[Path], overrides: Mapping[str, str | None]) -> tuple[
             values = params.load(path)
             read = _read_source(values)
             records += read
-            asked = asked or _as_read(question_of(values), read)
+            asked = asked or _as_read(question_of(values), values, read)
         else:
             records += recorded(path)
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -53,11 +53,11 @@ def _version(source: str | None) -> str | None:
     return named[1] if named else source if re.match(r"\d[\w.!+]*$", source or "") else None
 
 
-def _as_read(question: Question, read: Sequence[Evidence]) -> Question:
-    """The question with the versions that were read, where a folder was named."""
+def _as_read(question: Question, values: params.Params, read: Sequence[Evidence]) -> Question:
+    """The question with the versions that were read, where a folder was named. A FlashInfer that nobody named stays open."""
     stack = read[0].stack if read else Stack()
-    versions = {"sglang": question.sglang or stack.sglang, "flashinfer": question.flashinfer or stack.flashinfer}
-    return dataclasses.replace(question, **versions)
+    flashinfer = question.flashinfer or (stack.flashinfer if values.flashinfer else None)
+    return dataclasses.replace(question, sglang=question.sglang or stack.sglang, flashinfer=flashinfer)
 
 
 def recorded(path: Path) -> list[Evidence]:

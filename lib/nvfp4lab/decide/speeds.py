@@ -1,7 +1,7 @@
 """Speeds side by side: only what was measured alike is compared, and "no difference" is a finding.
 
 Servers are compared at one load (same model, sizes and further flags, same concurrency and lengths), kernels over the
-cases that all of them ran (same operands' shapes and M, same way of timing). Numbers of two GPUs are never compared.
+cases that all of them ran (same operands' shapes and M, same way of timing). Numbers of two GPUs, or of two versions, are never compared.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ def interval(number: Number) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Load:
-    """What must be equal for two throughputs to be comparable. setting: the arm without name and backends, and the GPU."""
+    """What must be equal for two throughputs to be comparable. setting: the arm without name and backends, versions, GPU."""
 
     setting: str
     tp: int
@@ -118,14 +118,14 @@ def _loads(records: Sequence[Evidence]) -> dict[_Load, Number]:
             arm = record.details.get("arm")
             arm = arm if isinstance(arm, dict) else {}
             own = {key: value for key, value in arm.items() if key not in ("name", "moe_runner_backend", "fp4_gemm_backend")}
-            setting = json.dumps([own, gpu_of(record)], sort_keys=True)
+            setting = json.dumps([own, _versions(record), gpu_of(record)], sort_keys=True)
             sizes = (record.details.get(name) for name in ("concurrency", "input_tokens", "output_tokens"))
             found[_Load(setting, int(arm.get("tp") or 1), *sizes)] = number
     return found
 
 
 def _times(records: Sequence[Evidence]) -> dict[tuple, Number]:
-    """(shape, options, cold L2, timing method, GPU) -> median time of one backend's sound, timed cases."""
+    """(shape and options, versions, cold L2, timing method, GPU) -> median time of one backend's sound, timed cases."""
     found = {}
     for record in records:
         median, case = record.number("median_ms"), record.details.get("case", {})
@@ -134,8 +134,14 @@ def _times(records: Sequence[Evidence]) -> dict[tuple, Number]:
                 json.dumps([case.get("shape"), case.get("options")], sort_keys=True) if case else record.subject.split(":", 3)[-1]
             )
             details = record.details
-            found[shape, details.get("cold_l2"), details.get("timing_method", "an unnamed method"), gpu_of(record)] = median
+            found[
+                shape, _versions(record), details.get("cold_l2"), details.get("timing_method", "an unnamed method"), gpu_of(record)
+            ] = median
     return found
+
+
+def _versions(record: Evidence) -> tuple[str | None, str | None]:
+    return record.stack.sglang, record.stack.flashinfer
 
 
 def gpu_of(record: Evidence) -> str | None:
