@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from nvfp4lab.decide.question import OPS, backends_of
+from nvfp4lab.decide.question import OPS, backends_of, case_of
 from nvfp4lab.kernels.flag_values import FLAG_OF
 from nvfp4lab.records import Evidence
 from nvfp4lab.server import which_kernel
@@ -63,7 +63,7 @@ class Attribution:
         flags = backends_of(record)
         if record.stage in ("server", "load"):
             return self._of_arm(record, flags)
-        own_name = record.details.get("case", {}).get("backend") in FLAG_OF if record.stage == "kernel" else False
+        own_name = record.stage == "kernel" and case_of(record).get("backend") in FLAG_OF
         return {op: backend for op, backend in flags.items() if not (own_name and (op, backend) in self.elsewhere)}
 
     def moot_in(self, record: Evidence) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from nvfp4lab.kernels.flag_values import FLAG_OF
 from nvfp4lab.records import Evidence, Verdict
@@ -80,10 +81,16 @@ def backends_of(record: Evidence) -> dict[str, str]:
 def _flag_of(record: Evidence, parts: Sequence[str]) -> tuple[str, str] | None:
     """The flag value that leads to a kernel, or to a module that was built."""
     if record.stage == "kernel":
-        return FLAG_OF.get(record.details.get("case", {}).get("backend"))
+        return FLAG_OF.get(case_of(record).get("backend"))
     if record.stage == "compile" and len(parts) > 1:
         return next((flag for module, flag in BUILT_FOR.items() if parts[1].startswith(module)), None)
     return None
+
+
+def case_of(record: Evidence) -> Mapping[str, Any]:
+    """The kernel case of a record, as JSON; {} for any other record."""
+    case = record.details.get("case")
+    return case if isinstance(case, Mapping) else {}
 
 
 def partition(question: Question, records: Iterable[Evidence]) -> tuple[list[Evidence], list[Evidence]]:

@@ -1,7 +1,8 @@
 """Speeds side by side: only what was measured alike is compared, and "no difference" is a finding.
 
 Servers are compared at one load (same model, sizes and further flags, same concurrency and lengths), kernels over the
-cases that all of them ran (same operands' shapes and M, same way of timing). Numbers of two GPUs, or of two versions, are never compared.
+cases that all of them ran (same operands' shapes and M, same way of timing). Numbers of two GPUs or
+versions are never compared.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+from nvfp4lab.decide.question import case_of
 from nvfp4lab.records import Evidence, Number, Verdict
 
 THROUGHPUT_NAMES = ("output_tok_s", "output_throughput_tok_s", "throughput_tok_s")
@@ -128,15 +130,13 @@ def _times(records: Sequence[Evidence]) -> dict[tuple, Number]:
     """(shape and options, versions, cold L2, timing method, GPU) -> median time of one backend's sound, timed cases."""
     found = {}
     for record in records:
-        median, case = record.number("median_ms"), record.details.get("case", {})
+        median = record.number("median_ms")
         if record.stage == "kernel" and record.verdict is Verdict.OK and median and median.value:
-            shape = (
-                json.dumps([case.get("shape"), case.get("options")], sort_keys=True) if case else record.subject.split(":", 3)[-1]
-            )
-            details = record.details
-            found[
-                shape, _versions(record), details.get("cold_l2"), details.get("timing_method", "an unnamed method"), gpu_of(record)
-            ] = median
+            case, details = case_of(record), record.details
+            asked = json.dumps([case.get("shape"), case.get("options")], sort_keys=True)
+            shape = asked if case else record.subject.split(":", 3)[-1]
+            timing = (details.get("cold_l2"), details.get("timing_method", "an unnamed method"))
+            found[shape, _versions(record), *timing, gpu_of(record)] = median
     return found
 
 

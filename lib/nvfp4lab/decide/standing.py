@@ -5,7 +5,7 @@ import enum
 from collections.abc import Sequence
 
 from nvfp4lab.decide.attribution import Attribution, Auto
-from nvfp4lab.decide.question import OPS
+from nvfp4lab.decide.question import OPS, case_of
 from nvfp4lab.records import Evidence, Verdict, WrongKind
 
 BAD = frozenset({Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM})
@@ -65,7 +65,7 @@ class Standing:
 def said(record: Evidence, confidence: Confidence | None) -> str:
     """What one record says, in a sentence: verdict, how it is known, for a kernel which case, and the reason."""
     kind = f" ({record.kind})" if record.kind else ""
-    case = f" of {record.subject}" if record.stage == "kernel" and "case" in record.details else ""
+    case = f" of {record.subject}" if record.stage == "kernel" and case_of(record) else ""
     where = f" by a {record.stage} run{case}" if confidence is Confidence.MEASURED else ""
     reason = record.reason.removeprefix(f"{confidence}: ")
     return f"{record.verdict}{kind}, {confidence}{where}" + (f": {reason}" if reason else "")
@@ -143,7 +143,7 @@ def _kernel_failures(kernels: Sequence[Evidence], judged_right: bool) -> tuple[l
 
 
 def _probe(record: Evidence) -> str | None:
-    return record.details.get("case", {}).get("probe")
+    return case_of(record).get("probe")
 
 
 def _to_blame(op: str, backend: str, record: Evidence, everything: Sequence[tuple[Evidence, dict[str, str]]]) -> bool:
