@@ -6,6 +6,7 @@ import json
 import nbformat
 import papermill
 import pytest
+from nbclient.exceptions import DeadKernelError
 from nbformat.v4 import new_code_cell, new_notebook
 
 
@@ -41,6 +42,19 @@ def test_a_dead_kernel_is_a_crash_that_names_the_signal(tmp_path):
     assert states == ["failed", "pending"]
     assert "SIGSEGV" in json.dumps(executed["cells"])
     assert executed["metadata"]["papermill"]["exception"] is True
+
+
+def test_a_kernel_killed_after_its_last_cell_takes_nothing_away(tmp_path, monkeypatch):
+    """The outcome is on disk before the kernel is asked once more, or shut down."""
+    on_disk = []
+
+    def dead(client, *_):
+        on_disk.append(json.loads((tmp_path / "out.ipynb").read_text())["metadata"]["nvfp4lab_run"]["verdict"])
+        raise DeadKernelError("Kernel died")
+
+    monkeypatch.setattr("nvfp4lab.batch.engine.LabNotebookClient.wait_for_reply", dead)
+    outcome, states, _ = execute(tmp_path, "1 + 1")
+    assert (on_disk, outcome["verdict"], states) == (["ok"], "ok", ["completed"])
 
 
 def test_stock_papermill_still_needs_our_engine(tmp_path):

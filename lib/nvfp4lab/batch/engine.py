@@ -9,6 +9,7 @@ Use it anywhere: `papermill --engine nvfp4lab IN OUT`.
 """
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
@@ -53,7 +54,7 @@ class LabNotebookManager(NotebookExecutionManager):
         super().cell_complete(cell, cell_index=cell_index, **kwargs)
 
     def notebook_complete(self, **_) -> None:
-        """Final state and save. Cells never reached stay `pending`."""
+        """Final state and save; may be called again. Cells never reached stay `pending`."""
         self.end_time = self.now()
         state = self.nb.metadata.papermill
         state["end_time"] = self.end_time.isoformat()
@@ -86,13 +87,15 @@ class LabNotebookClient(PapermillNotebookClient):
                 return
 
     def execute(self, **kwargs):
-        """As papermill's, but a kernel that is gone is not asked for its language at the end."""
+        """As papermill's, but the outcome is on disk before the kernel is asked, or waited for, once more."""
         self.reset_execution_trackers()
         with self.setup_kernel(**kwargs):
             self.papermill_execute_cells()
-            if "nvfp4lab_run" not in self.nb.metadata:
-                reply = self.wait_for_reply(self.kc.kernel_info())
-                self.nb.metadata["language_info"] = reply["content"]["language_info"]
+            self.nb_man.notebook_complete()
+            if self.nb.metadata["nvfp4lab_run"]["verdict"] == Verdict.OK:
+                with contextlib.suppress(DeadKernelError):  # killed after its last cell: nothing is missing
+                    reply = self.wait_for_reply(self.kc.kernel_info())
+                    self.nb.metadata["language_info"] = reply["content"]["language_info"]
                 self.set_widgets_metadata()
         return self.nb
 
@@ -125,11 +128,8 @@ class LabEngine(NBClientEngine):
         try:
             cls.execute_managed_notebook(manager, kernel_name, log_output=log_output, **kwargs)
         except BaseException as error:  # what escapes is no cell's doing: the kernel did not start, or we were interrupted
-            nb.metadata["nvfp4lab_run"] = {
-                "verdict": str(Verdict.NOT_RUN),
-                "reason": f"{type(error).__name__}: {error}",
-                "cell": None,
-            }
+            reason = f"{type(error).__name__}: {error}"
+            nb.metadata.setdefault("nvfp4lab_run", {"verdict": str(Verdict.NOT_RUN), "reason": reason, "cell": None})
             raise
         finally:
             manager.notebook_complete()

@@ -12,14 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from nvfp4lab.batch import cleanup
-from nvfp4lab.batch import piece as pieces_module
-from nvfp4lab.batch.executors.local_worker import Worker, WorkerDied, WorkerStopped
+from nvfp4lab.batch.executors.local_worker import Worker, WorkerStopped, execute_in
 from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.records import Verdict
 from nvfp4lab.server import processes_gpu
-
-ATTEMPTS = 3  # a worker may be killed from outside (OOM killer, an operator); a piece that kills it thrice is at fault
 
 
 class LocalExecutor:
@@ -105,27 +101,13 @@ def _slot(line: _Line, run_dir: Path, stop: int, outcomes: queue.SimpleQueue) ->
                 if gpus is None:
                     outcomes.put(_refusal(piece))
                     continue
-                result = _execute(worker, piece, run_dir, gpus)
+                result = execute_in(worker, piece, run_dir, gpus)
                 line.give_back(piece, gpus)
                 outcomes.put(result)
     except WorkerStopped:
         pass
     except BaseException as error:  # raised again where the results are read: no slot ends unnoticed
         outcomes.put(error)
-
-
-def _execute(worker: Worker, piece: Piece, run_dir: Path, gpus: list[str]) -> Result:
-    for _ in range(ATTEMPTS):
-        try:
-            return worker.execute(piece, run_dir, gpus)
-        except TimeoutError:
-            reason = f"ran past its limit of {piece.timeout_s} s and was ended"
-            return cleanup.publish_failure(piece, run_dir, Verdict.HANG, reason)
-        except WorkerDied as death:
-            reason = f"its process died {ATTEMPTS} times, the last time with exit status {death.exit_status}"
-            for attempt in pieces_module.unfinished_attempts(run_dir, piece):
-                cleanup.end_servers_of(attempt)
-    return cleanup.publish_failure(piece, run_dir, Verdict.CRASH, reason)
 
 
 def _refusal(piece: Piece) -> Result:

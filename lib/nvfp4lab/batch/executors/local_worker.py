@@ -1,4 +1,4 @@
-"""One worker process of the local engine: told what to do, and heard, through a pipe that nobody shares with it."""
+"""One worker process on this host: told what to do, and heard, through a pipe that nobody shares with it."""
 
 import contextlib
 import ctypes
@@ -10,13 +10,16 @@ from pathlib import Path
 
 import psutil
 
+from nvfp4lab.batch import cleanup
 from nvfp4lab.batch import piece as pieces_module
 from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.errors import LabError
+from nvfp4lab.records import Verdict
 from nvfp4lab.server.processes_gpu import VISIBLE
 
 PR_SET_PDEATHSIG = 1
 STARTS = 5
+ATTEMPTS = 3  # a worker may be killed from outside (OOM killer, an operator); a piece that kills it thrice is at fault
 CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy the coordinator's threads, locks and GPU state
 
 
@@ -105,6 +108,34 @@ class Worker:
         status = self.end()
         self._start()
         return status
+
+
+def execute_in(worker: Worker, piece: Piece, run_dir: Path, gpus: list[str]) -> Result:
+    """The result of `piece`, also when it runs past its limit or its process dies. Raises what `Worker.execute` raises else."""
+    for _ in range(ATTEMPTS):
+        try:
+            return worker.execute(piece, run_dir, gpus)
+        except TimeoutError:
+            reason = f"ran past its limit of {piece.timeout_s} s and was ended"
+            return cleanup.publish_failure(piece, run_dir, Verdict.HANG, reason)
+        except WorkerDied as death:
+            reason = f"its process died {ATTEMPTS} times, the last time with exit status {death.exit_status}"
+            for attempt in pieces_module.unfinished_attempts(run_dir, piece):
+                cleanup.end_servers_of(attempt)
+    return cleanup.publish_failure(piece, run_dir, Verdict.CRASH, reason)
+
+
+def execute_limited(piece: Piece, run_dir: Path) -> Result:
+    """`piece.execute` for a task of another engine: what has a limit runs in a process of its own, which can be ended."""
+    if piece.timeout_s is None:
+        return pieces_module.execute(piece, run_dir)
+    stop, never = os.pipe()
+    try:
+        with Worker(stop) as worker:
+            return execute_in(worker, piece, run_dir, [])
+    finally:
+        os.close(stop)
+        os.close(never)
 
 
 def _serve(pipe: Connection) -> None:

@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from nvfp4lab.batch import piece as pieces_module
+from nvfp4lab.batch.executors.local_worker import execute_limited
 from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.batch.unpack import unpack_piece
 from nvfp4lab.errors import LabError
@@ -57,7 +58,7 @@ class RayExecutor:
         address = None if self.address == "local" else self.address
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False)
-        except (ConnectionError, RayError) as error:
+        except Exception as error:  # Ray raises plain ones too, as when a node does not start in time
             raise LabError(
                 f"no Ray cluster at {self.address!r}: start one with `ray start --head` ({error})", exit_code=3
             ) from error
@@ -66,9 +67,9 @@ class RayExecutor:
 @ray.remote(max_retries=RETRIES, retry_exceptions=False)
 def _execute(piece: Piece, token: Path) -> Result | bytes:
     if token.exists():
-        return pieces_module.execute(piece, token.parent)
+        return execute_limited(piece, token.parent)
     with tempfile.TemporaryDirectory(prefix="nvfp4lab-piece-") as scratch:
-        result = pieces_module.execute(piece, Path(scratch))
+        result = execute_limited(piece, Path(scratch))
         return result if result.verdict is Verdict.NOT_RUN else pieces_module.pack(piece.folder(Path(scratch)))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import submitit
 
 from nvfp4lab.batch import piece as pieces_module
+from nvfp4lab.batch.executors.local_worker import execute_limited
 from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.records import Verdict
 
@@ -53,9 +54,9 @@ class SlurmExecutor:
         for needs in {piece.needs for piece in pieces}:
             same = [piece for piece in pieces if piece.needs == needs]
             executor = submitit.AutoExecutor(folder=run_dir / "jobs", cluster=self.cluster)
-            limit_min = max((int((piece.timeout_s or 0) // 60) + 1 for piece in same), default=60)
+            limit_min = max(int((piece.timeout_s or 0) // 60) + 2 for piece in same)  # the piece ends itself before
             executor.update_parameters(gpus_per_node=needs.gpus, mem_gb=needs.memory_gib, timeout_min=limit_min, **self.options)
-            submitted = executor.map_array(pieces_module.execute, same, [run_dir] * len(same))
+            submitted = executor.map_array(execute_limited, same, [run_dir] * len(same))
             jobs |= {piece.digest: job for piece, job in zip(same, submitted, strict=True)}
         return [jobs[piece.digest] for piece in pieces]
 
