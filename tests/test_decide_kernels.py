@@ -363,9 +363,11 @@ def test_two_products_of_one_capability_are_told_apart():
 
 
 def test_versions_that_the_question_leaves_open_are_told_when_they_mix():
-    older = kernel(CUTLASS, gemm(16), (0.02, 0.02, 0.02), stack=dataclasses.replace(STACK, flashinfer="0.6.5"))
+    older = kernel(CUTLASS, gemm(16), (0.0001, 0.0001, 0.0001), stack=dataclasses.replace(STACK, flashinfer="0.6.5"))
     anything = dataclasses.replace(QUESTION, flashinfer=None)
-    assert decide(anything, [*TIMED, older]).beside == ("the evidence comes from 2 versions of FlashInfer: 0.6.5, 0.7.2",)
+    mixed = decide(anything, [older, *TIMED[2:]])
+    assert mixed.beside == ("the evidence comes from 2 versions of FlashInfer: 0.6.5, 0.7.2",)
+    assert mixed.chosen == {"fp4_gemm": "flashinfer_cudnn"}, "not compared with the time under another FlashInfer"
     assert decide(QUESTION, [*TIMED, older]).beside == ()
 
 

@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from browser import FLAGS, visit
 from nvfp4lab.batch.piece import Result
-from nvfp4lab.records import Evidence, Stack, Target, Verdict
+from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict
 from nvfp4lab.report import index, page
 from nvfp4lab.report.sanitise import sanitise
 from nvfp4lab.report.style import figure
@@ -119,6 +119,14 @@ def test_tables_escape_their_cells_and_colour_verdicts():
     text = table(("a", "b"), [("<b>", Verdict.CRASH)])
     assert "&lt;b&gt;" in text
     assert 'class="lab-verdict crash"' in text
+
+
+def test_an_index_names_the_whole_stack_whatever_record_comes_last(tmp_path):
+    whole = Evidence("lab", "machine", Target("cpu"), Stack(sglang="0.5.23", torch="2.14.1", python="3.11"), Verdict.OK, "again")
+    read = Evidence("source", "moe:x:q", Target("12.0"), Stack(sglang="0.5.9"), Verdict.NOT_RUN, "again", reason="read")
+    Ledger(tmp_path / "ledger.jsonl").append(whole, read)
+    index.write_run(tmp_path, [])
+    assert "sglang 0.5.23, torch 2.14.1, python 3.11" in (tmp_path / "index.html").read_text()
 
 
 def test_an_index_over_all_runs(tmp_path):

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def write_run(run_dir: Path, results: Sequence[Result]) -> None:
     """(Re)write the index of one run folder from its results and its joined ledger."""
     records = list(Ledger(run_dir / "ledger.jsonl"))
-    stack = [(name, value) for name, value in vars(records[-1].stack).items() if value] if records else []
+    stack = max((_known(record) for record in records), key=len, default=[])  # of a reading only the packages read are known
     rows = [(result, (run_dir / f"{result.name}.html").exists()) for result in results]
     _write(run_dir / "index.html", "run.html.j2", title=run_dir.name, counts=_counts(records), stack=stack, rows=rows)
 
@@ -30,6 +30,10 @@ def write_all(outputs: Path) -> Path:
     rows = [(run.relative_to(outputs).as_posix(), _counts(Ledger(run / "ledger.jsonl"))) for run in runs]
     _write(outputs / "index.html", "all.html.j2", title="All runs", rows=rows)
     return outputs / "index.html"
+
+
+def _known(record: Evidence) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in vars(record.stack).items() if value]
 
 
 def _counts(records: Sequence[Evidence] | Ledger) -> list[tuple[str, int]]:
