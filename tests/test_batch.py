@@ -129,6 +129,21 @@ def test_a_server_of_a_piece_past_its_limit_is_ended(tmp_path):
     assert [found for found in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(found.info["cmdline"] or ())] == []
 
 
+def test_a_closed_iterator_stops_what_still_runs(tmp_path):
+    results = create("local", workers=2).run([toy(1), toy(2, "hang"), toy(3, "hang"), toy(4)], tmp_path)
+    assert next(results).name == "toy-1"
+    results.close()
+    assert local_workers() == []
+    assert pieces_module.published(toy(4), tmp_path) is None
+
+
+def test_what_a_worker_cannot_write_is_raised_here(tmp_path):
+    (tmp_path / "run").write_text("a file where a folder must be")
+    with pytest.raises(NotADirectoryError):
+        list(create("local", workers=2).run([toy(1), toy(2)], tmp_path / "run"))
+    assert local_workers() == []
+
+
 def test_a_piece_sees_its_own_gpus_and_not_those_of_the_piece_before(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("nvfp4lab.server.processes_gpu.visible", lambda: [("4", None), ("7", None)])
