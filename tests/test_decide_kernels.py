@@ -210,6 +210,22 @@ def test_a_wrong_kernel_under_a_right_server_is_disputed_and_a_crash_is_not_forg
         assert decide(QUESTION, [served[0], kernel(CUTLASS, gemm(16), **failed)]).command is None
 
 
+def test_a_kernel_that_is_only_less_exact_contradicts_no_server_and_may_win_by_speed():
+    """Marlin adds up in bf16 by design: a harder probe says so every time, and a server that is right and fastest stays first."""
+    flags = {"a": {"fp4_gemm_backend": "flashinfer_cutlass"}, "b": {"fp4_gemm_backend": "marlin"}}
+    served = [arm(name, fp4_gemm_backend=flags[name]["fp4_gemm_backend"]) for name in flags]
+    loads = [arm(name, speed, stage="load", concurrency=8, **flags[name]) for name, speed in (("a", 100.0), ("b", 200.0))]
+    kernels = [kernel(MARLIN, gemm(16), probe="exact_t8")]
+    kernels += [kernel(MARLIN, gemm(16), verdict=Verdict.WRONG, kind=WrongKind.DEGRADED)]
+    decision = decide(QUESTION, [*served, *loads, *kernels])
+    assert decision.chosen == {"fp4_gemm": "marlin"}
+    assert decision.contradictions == ()
+    assert decision.confidence == "measured on this GPU (kernel, load, server)"
+    assert any("less exact than some probes ask" in line and "exact_t24" in line for line in decision.beside)
+    everywhere = [row for row in kernels if row.verdict is Verdict.WRONG]
+    assert decide(QUESTION, [*served, *everywhere]).contradictions, "passing none of its probes is no mere lack of exactness"
+
+
 def test_servers_are_compared_at_one_load():
     """The arm that was measured at a higher concurrency only is not faster for it."""
     flags = {"a": {"fp4_gemm_backend": "flashinfer_cutlass"}, "b": {"fp4_gemm_backend": "marlin"}}

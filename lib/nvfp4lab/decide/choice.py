@@ -140,11 +140,12 @@ def _kernel_of(op: str, by_backend: Sequence[Standing]) -> tuple[str | None, str
     right = [standing for standing in by_backend if standing.op == op and standing.verdict is Verdict.OK]
     if not right:
         return None, "no backend was measured right here", ()
-    trusted = [standing for standing in right if not standing.disputed] or right
+    undisputed = [standing for standing in right if not standing.disputed]
+    trusted = [standing for standing in undisputed if not standing.less_exact] or undisputed or right
     ranking = kernel_ranking(trusted, op)
     untimed = [standing.backend for standing in trusted if standing.backend not in (*ranking.speeds, *ranking.apart)]
-    disputed = next((s.disputed for s in trusted if s.disputed and s.backend == (ranking.best or s.backend)), None)
-    tail = f"; but {doubt(disputed)}" if disputed else ""
+    doubts = [s.disputed or s.less_exact for s in trusted if s.backend == (ranking.best or s.backend)]
+    tail = f"; but {doubt(doubts[0])}" if doubts and doubts[0] else ""
     if ranking.best:
         tail += f"; right, but not timed: {', '.join(untimed)}" if untimed else ""
         return ranking.best, ranked_words(ranking) + tail, ranking.ties

@@ -10,7 +10,7 @@ from nvfp4lab.decide.choice import Choice, choose, kernel_ranking, ranked_words
 from nvfp4lab.decide.question import OPS, Question, last_word, partition
 from nvfp4lab.decide.reasons import Rejected
 from nvfp4lab.decide.speeds import gpu_of
-from nvfp4lab.decide.standing import BASIS, Confidence, Standing, standings
+from nvfp4lab.decide.standing import BASIS, Confidence, Standing, doubt, standings
 from nvfp4lab.records import Evidence, Stack, Verdict
 
 EXPIRES: dict[str, str] = {
@@ -106,6 +106,7 @@ def _beside(choice: Choice, by_backend: Sequence[Standing]) -> tuple[str, ...]:
         kernels = [record for record in picked.records if record.stage == "kernel" and record.verdict is not Verdict.NOT_RUN]
         right = sum(record.verdict is Verdict.OK for record in kernels)
         lines += [f"kernel records of {op} {picked.backend} here: {right} of {len(kernels)} right"] if kernels else []
+        lines += [f"its kernel is less exact than some probes ask: {doubt(picked.less_exact)}"] if picked.less_exact else []
     left_out = [op for op in OPS if op not in choice.backends and any(s.op == op for s in by_backend)]
     lines += [
         f"{OPS[op]} is left out: no server was judged right for that op, so this is for a model without it" for op in left_out

@@ -8,7 +8,7 @@ from nvfp4lab.decide.attribution import Attribution
 from nvfp4lab.decide.choice import Choice, kernel_ranking
 from nvfp4lab.decide.question import OPS, Question
 from nvfp4lab.decide.speeds import interval
-from nvfp4lab.decide.standing import BAD, Confidence, Standing, doubt
+from nvfp4lab.decide.standing import BAD, Confidence, Standing, doubt, kernel_failures
 from nvfp4lab.records import Evidence, Verdict
 
 
@@ -31,8 +31,8 @@ def rejected(by_backend: Sequence[Standing], question: Question, choice: Choice,
         why = _why_not(standing, choice, by_backend)
         if standing.backend == "auto" and standing.op in attribution.autos:
             why = f"{attribution.autos[standing.op].line}: {why}"
-        elif standing.disputed:
-            why += f"; but {doubt(standing.disputed)}"
+        elif doubted := standing.disputed or standing.less_exact:
+            why += f"; but {doubt(doubted)}"
         reports = field_reports.about(standing.op, standing.backend, question.cc)
         if reports:
             why += "".join(f"; {Confidence.REPORTED} ({_origin(report)}): {report.symptom}" for report in reports)
@@ -109,7 +109,8 @@ def _disagreements(standing: Standing) -> list[str]:
     if kernel == {Verdict.OK} and standing.verdict in BAD:  # its server's fault, not that of the other backend of an arm
         lines.append(f"its kernel passes the gate, its server does not: {standing.why}")
     ran = [record for record in by_stage.get("kernel", ()) if record.verdict is not Verdict.NOT_RUN]
-    failing = [record for record in ran if record.verdict in BAD]
+    failures = kernel_failures(ran, judged_right=True)
+    failing = failures.decisive + failures.disputed
     if failing and Verdict.OK in server:
         first = failing[0]
         kind = f" ({first.kind})" if first.kind else ""

@@ -35,9 +35,9 @@ BASIS: dict[str, Confidence] = {
 class Standing:
     """One backend of one op. verdict: OK, a bad one, UNSUPPORTED, or NOT_RUN when nothing decides it.
 
-    decisive: the record that the verdict rests on; records: everything that speaks of the backend. disputed: a kernel failure
-    that did not decide, because a server was right all the same or the probe asks for more exactness than one that passed.
-    alias_of: for `auto`, the backend that it is here and whose evidence this is.
+    decisive: the record that the verdict rests on; records: everything that speaks of the backend. disputed, less_exact: the
+    first of such failures of its kernel, as `KernelFailures` has them. alias_of: for `auto`, the backend that it is here and
+    whose evidence this is.
     """
 
     op: str
@@ -47,6 +47,7 @@ class Standing:
     decisive: Evidence | None
     records: tuple[Evidence, ...]
     disputed: Evidence | None = None
+    less_exact: Evidence | None = None
     alias_of: str | None = None
 
     @property
@@ -108,38 +109,44 @@ def _standing(op: str, backend: str, about: list[Evidence], everything: Sequence
     servers = [r for r in measured if r.stage != "kernel"]
     served = sorted((r for r in servers if r.verdict is Verdict.OK), key=lambda r: r.stage == "load")
     blamed = [r for r in servers if r.verdict is not Verdict.OK and _to_blame(op, backend, r, everything)]
-    failed, disputed = _kernel_failures(kernels, judged_right=bool(served))
+    failures = kernel_failures(kernels, judged_right=bool(served))
     will_not = [r for r in kernels if r.verdict in NOT_FOR_EVERY_SHAPE]
     refused = [r for r in about if r.stage == "source" and r.verdict is Verdict.UNSUPPORTED]
     right = [r for r in kernels if r.verdict is Verdict.OK]
-    for candidates in (failed, blamed, served, refused, right, will_not):
+    for candidates in (failures.decisive, blamed, served, refused, right, will_not):
         if candidates:
             first = candidates[0]
-            doubt = disputed[0] if disputed and first.verdict is Verdict.OK else None
-            return Standing(op, backend, first.verdict, BASIS[first.stage], first, tuple(about), doubt)
+            right_after_all = first.verdict is Verdict.OK
+            doubts = (next(iter(of), None) if right_after_all else None for of in (failures.disputed, failures.less_exact))
+            return Standing(op, backend, first.verdict, BASIS[first.stage], first, tuple(about), *doubts)
     built = [r for r in about if r.stage == "compile" and r.verdict is Verdict.OK]
     known = built + [r for r in about if r.stage == "source"]
     decisive = next(iter(known or about), None)
     return Standing(op, backend, Verdict.NOT_RUN, BASIS.get(decisive.stage) if decisive else None, decisive, tuple(about))
 
 
-def _kernel_failures(kernels: Sequence[Evidence], judged_right: bool) -> tuple[list[Evidence], list[Evidence]]:
-    """(failures that rule the backend out, failures that only cast doubt on it).
+@dataclasses.dataclass(frozen=True)
+class KernelFailures:
+    """Failing kernel records of one backend. decisive: rule it out. disputed: would, had no server with it been judged right.
+    less_exact: lack exactness under a probe that asks for more of it than one that the kernel passed; a property, no fault."""
 
-    A crash, a hang and NaN rule out whatever else was right. Another wrong result does, unless a server with this backend was
-    judged right, or the kernel only lacks exactness under a probe that asks for more of it than the one it passed. What it
-    refuses, or has no memory for, is said of one shape and is neither.
-    """
-    passed = [record for record in kernels if record.verdict is Verdict.OK]
-    probes = {_probe(record) for record in passed}
-    failed, doubts = [], []
+    decisive: tuple[Evidence, ...]
+    disputed: tuple[Evidence, ...]
+    less_exact: tuple[Evidence, ...]
+
+
+def kernel_failures(kernels: Sequence[Evidence], judged_right: bool) -> KernelFailures:
+    """Sort what failed. A crash, a hang and NaN rule out whatever else was right; what a kernel refuses, or has no memory
+    for, is said of one shape and is no failure. judged_right: whether a server with this backend was."""
+    probes = {_probe(record) for record in kernels if record.verdict is Verdict.OK}
+    decisive, disputed, less_exact = [], [], []
     for record in kernels:
         if record.verdict is Verdict.WRONG and record.kind is not WrongKind.NAN:
-            asks_more = record.kind in LESS_EXACT and passed and _probe(record) not in probes
-            (doubts if judged_right or asks_more else failed).append(record)
-        elif record.verdict not in (Verdict.OK, *NOT_FOR_EVERY_SHAPE):
-            failed.append(record)
-    return failed, doubts
+            asks_more = record.kind in LESS_EXACT and probes and _probe(record) not in probes
+            (less_exact if asks_more else disputed if judged_right else decisive).append(record)
+        elif record.verdict not in (Verdict.OK, Verdict.NOT_RUN, *NOT_FOR_EVERY_SHAPE):
+            decisive.append(record)
+    return KernelFailures(tuple(decisive), tuple(disputed), tuple(less_exact))
 
 
 def _probe(record: Evidence) -> str | None:
