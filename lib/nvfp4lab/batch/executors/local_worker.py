@@ -19,6 +19,7 @@ from nvfp4lab.server.processes_gpu import VISIBLE
 
 PR_SET_PDEATHSIG = 1
 STARTS = 5
+START_TIMEOUT_S = 180  # imports from a cold network disk
 ATTEMPTS = 3  # a worker may be killed from outside (OOM killer, an operator); a piece that kills it thrice is at fault
 CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy the coordinator's threads, locks and GPU state
 
@@ -77,7 +78,8 @@ class Worker:
         """Kill the process and its children, a notebook's kernel among them; returns its exit status."""
         children = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = self._identity.children()
+            if self._process.is_alive():  # else its pid may be another's by now
+                children = psutil.Process(self._process.pid).children()
         self._process.kill()
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -93,15 +95,14 @@ class Worker:
             self._process = CONTEXT.Process(target=_serve, args=(theirs,))
             self._process.start()
             theirs.close()  # so that the end of the process is the end of the pipe
-            self._identity = psutil.Process(self._process.pid)  # with its start time: a recycled pid is not taken for it
-            if self._stop in wait([self._pipe, self._stop]):
-                self.end()
+            ready = wait([self._pipe, self._stop], START_TIMEOUT_S)
+            with contextlib.suppress(EOFError, ConnectionError):
+                if ready == [self._pipe]:
+                    self._pipe.recv()
+                    return
+            status = self.end()
+            if self._stop in ready:
                 raise WorkerStopped
-            try:
-                self._pipe.recv()
-                return
-            except (EOFError, ConnectionError):
-                status = self.end()
         raise LabError(f"a worker process ended {STARTS} times before it could begin, last with exit status {status}", exit_code=3)
 
     def _replace(self) -> int | None:
