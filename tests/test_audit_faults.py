@@ -359,6 +359,17 @@ def test_clean_checkpoints_give_nothing(family: str, shards: int, tmp_path: Path
     assert audit(directory, tp=1, ep=1).findings == ()
 
 
+def test_a_multimodal_prefix_in_quantized_layers_is_understood(tmp_path: Path) -> None:
+    """SGLang looks for `model.X`, `model.language_model.X` and `language_model.model.X`; any other prefix matches nothing."""
+    model = FAMILIES["mixed"]()
+    named = dict(model.layers)
+    model.layers = {name.replace("model.", "model.language_model.", 1): how for name, how in named.items()}
+    assert audit(model.write(tmp_path / "known")).findings == ()
+    model.layers = {name.replace("model.", "backbone.", 1): how for name, how in named.items()}
+    found = {finding.kind for finding in audit(model.write(tmp_path / "unknown")).findings}
+    assert found == {"target_mismatch", "target_unmatched"}
+
+
 @pytest.mark.parametrize("how", ["FP8", "FP8 dynamic"])
 def test_scales_of_the_kv_cache_by_their_older_name_or_by_none(how: str, tmp_path: Path) -> None:
     """llm-compressor wrote `k_proj.output_scale` once; a dynamic cache stores none."""

@@ -1,6 +1,7 @@
 """The audit beyond single faults: counts and moot flags, hostile files, bounded memory, the command."""
 
 import json
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from audit_synthesis import EXPERTS, FAMILIES, LAYERS, llama, qwen3_moe, write_safetensors
 from nvfp4lab import cli
 from nvfp4lab.errors import LabError
+from nvfp4lab.nvfp4 import audit_config
 from nvfp4lab.nvfp4.audit import audit, moot_flags
 from nvfp4lab.nvfp4.checkpoint import open_checkpoint, read_header
-from nvfp4lab.nvfp4.checkpoint_modules import LayerKind
+from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, names_path
 
 MOE_LAYER = 3 * EXPERTS
 
@@ -128,6 +130,26 @@ def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
     assert {finding.kind for finding in report.findings} == {"block_scale_zero", "global_scale_zero", "input_scale_zero"}
     assert report.read_bytes == 2 * (n * k // 16 + 8)
     assert peak_bytes < 48 << 20 < report.read_bytes
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    entry=st.lists(st.sampled_from(("model", "layers", "0", "1", "mlp", "up_proj")), min_size=1, max_size=4),
+    paths=st.lists(st.lists(st.sampled_from(("model", "layers", "0", "1", "mlp", "up_proj")), min_size=1, max_size=6), max_size=4),
+)
+def test_an_entry_is_found_as_a_run_of_parts_in_any_path(entry: list[str], paths: list[list[str]]) -> None:
+    names = audit_config._Names([".".join(path) for path in paths])
+    assert names.have(".".join(entry)) is any(names_path(".".join(entry), ".".join(path)) for path in paths)
+
+
+def test_a_list_as_long_as_the_model_that_matches_nothing_takes_seconds() -> None:
+    """A list under another prefix: 20,000 entries against 20,000 modules, each a miss."""
+    leaves = [f"layers.{layer}.mlp.experts.{expert}.up_proj" for layer in range(40) for expert in range(500)]
+    names = audit_config._Names([f"model.{leaf}" for leaf in leaves])
+    started = time.monotonic()
+    assert not any(names.have(f"backbone.{leaf}") for leaf in leaves)
+    assert not any(names.have(f"model.{leaf.replace('layers.', 'layers.9')}") for leaf in leaves)
+    assert time.monotonic() - started < 10
 
 
 def test_command_prints_the_contract_and_exits_by_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

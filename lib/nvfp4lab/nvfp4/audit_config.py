@@ -1,12 +1,13 @@
 """Does the config say what the files hold: which modules are FP4, lm_head and router left alone, KV scales, W13 order?"""
 
+import collections
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, Finding, Settings, from_config_json, from_hf_quant_config
-from nvfp4lab.nvfp4.audit_rules import Ruling, Served, rulings, unreadable_patterns
+from nvfp4lab.nvfp4.audit_rules import Ruling, Served, rulings, unreadable_patterns, with_prefixes
 from nvfp4lab.nvfp4.checkpoint import Checkpoint
-from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module, is_excluded, names_path
+from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module, is_excluded
 
 NVFP4_ALGORITHMS = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 _MAY_BE_ABSENT = ("lm_head", "mtp", "nextn", "visual", "vision", "audio", "embed")  # parts that an export may leave out
@@ -169,19 +170,50 @@ def _matching(unit: Served, settings: Settings) -> str:
 
 def _unmatched_entries(checkpoint: Checkpoint, settings: Settings, units: Sequence[Served]) -> Iterator[Finding]:
     """Plain entries that name nothing: neither a stored module nor the fused one that the server makes of it."""
-    paths = {name.rpartition(".")[0] for name in checkpoint.tensors} | {
-        path for unit in units for path in (unit.path, *unit.shards)
-    }
-    parts = {f".{'.'.join(path.split('.')[:end])}." for path in paths for end in range(1, path.count(".") + 2)}
+    stored = {name.rpartition(".")[0] for name in checkpoint.tensors}
+    names = _Names(stored | {path for unit in units for path in (unit.path, *unit.shards)})
     listed = "quantized_layers" if settings.method == "modelopt" else "config_groups"
     targets = [target for target, _ in settings.targets]
     for kind, name, entries in (("ignore", "the ignore list", settings.ignore), ("target", listed, targets)):
         for entry in entries:
-            if _may_match_nothing(entry) or f".{entry}." in parts or any(names_path(entry, path) for path in paths):
+            if _may_match_nothing(entry) or any(map(names.have, with_prefixes(entry) if kind == "target" else (entry,))):
                 continue
             what = f"this entry of {name} matches no stored and no fused module"
             fix = "correct the name: stored names and the server's fused ones (qkv_proj, gate_up_proj, experts) are understood"
             yield Finding(f"{kind}_unmatched", entry, what, str(settings.source), EVERY_BACKEND, fix)
+
+
+class _Names:
+    """Answers whether an entry is a run of whole dotted parts inside any path, for lists as long as the checkpoint.
+
+    Paths are grouped by what is left of them without numbers; of each group the runs of one place and length are kept.
+    """
+
+    def __init__(self, paths: Iterable[str]):
+        self._of: dict[tuple[str, ...], list[tuple[str, ...]]] = collections.defaultdict(list)
+        for path in paths:
+            parts = tuple(path.split("."))
+            self._of[_without_numbers(parts)].append(parts)
+        self._runs: dict[tuple, set[tuple[str, ...]]] = {}
+
+    def have(self, entry: str) -> bool:
+        parts = tuple(entry.rstrip(".").split("."))
+        wanted, length = _without_numbers(parts), len(parts)
+        return any(
+            role[start : start + length] == wanted and parts in self._at(role, start, length)
+            for role in self._of
+            for start in range(len(role) - length + 1)
+        )
+
+    def _at(self, role: tuple[str, ...], start: int, length: int) -> set[tuple[str, ...]]:
+        key = role, start, length
+        if key not in self._runs:
+            self._runs[key] = {parts[start : start + length] for parts in self._of[role]}
+        return self._runs[key]
+
+
+def _without_numbers(parts: Iterable[str]) -> tuple[str, ...]:
+    return tuple("*" if part.isdigit() else part for part in parts)
 
 
 def _may_match_nothing(entry: str) -> bool:

@@ -115,10 +115,10 @@ class _Listed:
 
     def ruling(self, unit: Served) -> Ruling:
         """The module itself, else its shards, else the first entry below it."""
-        paths = _with_prefixes(unit.path)
+        paths = with_prefixes(unit.path)
         if itself := next((self.of[path] for path in paths if path in self.of), None):
             return Ruling(itself, "targets")
-        found = {self.of[path]: None for shard in unit.shards for path in _with_prefixes(shard) if path in self.of}
+        found = {self.of[path]: None for shard in unit.shards for path in with_prefixes(shard) if path in self.of}
         if len(found) > 1:
             why = f"quantized_layers gives the shards of {unit.path} several algorithms: {', '.join(found)}"
             return Ruling(None, "targets", why)
@@ -126,8 +126,8 @@ class _Listed:
         return Ruling(next(iter(found), None) or next(below, None), "targets")
 
 
-def _with_prefixes(path: str) -> tuple[str, ...]:
-    """The names under which a multimodal model's text layers may be listed."""
+def with_prefixes(path: str) -> tuple[str, ...]:
+    """The names under which `quantized_layers` may list the module at `path`: multimodal models have several for a text layer."""
     if path.startswith("model.language_model."):
         tail = path.removeprefix("model.language_model.")
         return path, f"language_model.model.{tail}", f"model.{tail}"
