@@ -23,6 +23,11 @@ def test_a_bare_arm_gives_no_flag_beyond_the_model():
     assert gpu_arm().command("/m", 1)[0] == sys.executable
 
 
+def test_the_port_where_ranks_meet_is_the_labs_choice_unless_the_arm_names_one():
+    assert gpu_arm().command("/m", 1, 11000)[-2:] == ["--nccl-port", "11000"]
+    assert gpu_arm(flags=("--nccl-port", "5")).command("/m", 1, 11000)[-2:] == ["--nccl-port", "5"]
+
+
 def test_every_field_reaches_the_command_line():
     arm = gpu_arm(
         quantization="modelopt_fp4",

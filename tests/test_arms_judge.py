@@ -14,7 +14,8 @@ from nvfp4lab.server import arms_ask, arms_judge, arms_plan, arms_resume, arms_r
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.arms_judge import Finding
 from nvfp4lab.server.arms_plan import Planned
-from nvfp4lab.server.launch import Limits, Server
+from nvfp4lab.server.launch import Limits, Outcome, Server
+from nvfp4lab.server.states import State
 
 FAKE = Path(__file__).with_name("launch_fake_server.py")
 LIMITS = Limits(idle_s=30, spinning_s=30, term_s=0.3, release_s=5, poll_s=0.02, health_s=5)
@@ -104,6 +105,17 @@ def test_a_failed_start_has_a_verdict_and_a_reason(tmp_path, fakes, mode, verdic
     assert evidence.verdict is verdict or (mode == "dies_at_start" and evidence.verdict is Verdict.UNSUPPORTED)
     assert told in evidence.reason
     assert evidence.details["classification"]["verdict"]
+
+
+def test_a_start_that_the_machine_spoilt_is_not_run_and_so_tried_again(tmp_path):
+    """Seen when a dozen servers were started at once: an ephemeral port was gone when SGLang came to listen on it."""
+    log = tmp_path / "x.log"
+    log.write_text("Traceback (most recent call last):\ntorch.distributed.DistNetworkError: code: -98, name: EADDRINUSE\n")
+    outcome = Outcome("x", State.FAILED, "the server ended by itself, exit code 1", 1, 2.0, (), log, "serve")
+    verdict, reason, _ = arms_judge.why_failed(outcome)
+    assert verdict is Verdict.NOT_RUN and "EADDRINUSE" in reason
+    log.write_text("Load weight begin\n")
+    assert arms_judge.why_failed(outcome)[0] is Verdict.CRASH, "a log without a failure does not acquit a server that ended"
 
 
 def test_a_model_that_is_no_checkpoint_is_not_run_with_the_reason(tmp_path):

@@ -1,7 +1,10 @@
 """What a start is doing is read from its log; what counts as progress decides when it is hung."""
 
+import socket
+
 import pytest
 
+from nvfp4lab.server import launch
 from nvfp4lab.server.states import LogWatch, ProgressClock, Sample, State
 
 
@@ -83,3 +86,19 @@ def test_a_line_written_in_two_pieces_is_read_whole_and_a_progress_bar_counts(tm
         stream.write(b"ght begin\n" + "Loading shards:  50%|█\rLoading shards: 100%|██\r".encode())
     watch.read()
     assert (watch.lines, watch.phase) == (3, State.LOADING)
+
+
+def test_ports_are_below_the_ephemeral_range_free_and_handed_out_once():
+    """A server listens a minute after its port was chosen; until then the kernel gives ephemeral ports to anybody."""
+    ports = [launch.fresh_port() for _ in range(200)]
+    lowest_ephemeral = int(launch.EPHEMERAL_PORTS.read_text().split()[0])
+    assert len(set(ports)) == 200
+    assert all(launch.FIRST_PORT <= port < max(lowest_ephemeral, launch.FIRST_PORT + 10_000) for port in ports)
+
+
+def test_a_port_that_is_taken_is_not_handed_out(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port, free = taken.getsockname()[1], launch.fresh_port()
+        monkeypatch.setattr(launch.random.SystemRandom, "sample", lambda *_: [port, free, free + 1])
+        assert launch.fresh_port() == free + 1, "the first is taken, the second was handed out"

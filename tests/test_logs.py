@@ -340,6 +340,21 @@ def test_the_last_start_of_a_log_counts():
     assert classify(failed + log_samples.start()[:8]).symptom_class == "oom"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 38191,"
+        " useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use",
+        "OSError: [Errno 98] Address already in use",
+    ],
+)
+def test_a_port_that_somebody_took_says_nothing_about_the_arm(line):
+    answer = classify([*log_samples.start(ready=False), *log_samples.crash(line)], 1)
+    assert (answer.verdict, answer.symptom_class) == (Verdict.NOT_RUN, "crash_at_load")
+    assert "ddress already in use" in answer.line
+
+
 def test_exit_state_without_a_word_in_the_log():
     silent = log_samples.start(ready=False)
     assert classify(silent).verdict is Verdict.NOT_RUN

@@ -105,10 +105,16 @@ class Arm(pydantic.BaseModel):
         given = [word for flag, value in values.items() if value is not None for word in (flag, value)]
         return given + (self.speculation.flags() if self.speculation else []) + list(self.flags)
 
-    def command(self, model_folder: Path | str, port: int) -> list[str]:
-        """The whole command line, on 127.0.0.1, served by the interpreter that runs the lab."""
+    def command(self, model_folder: Path | str, port: int, nccl_port: int | None = None) -> list[str]:
+        """The whole command line, on 127.0.0.1, served by the interpreter that runs the lab.
+
+        nccl_port: where the ranks meet. Left to itself SGLang chooses an ephemeral port long before it listens there, and
+        on a busy host somebody else has it by then.
+        """
         words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model_folder)]
         words += ["--host", "127.0.0.1", "--port", str(port), *self.backend_flags()]
+        if nccl_port is not None and "--nccl-port" not in words:
+            words += ["--nccl-port", str(nccl_port)]
         if self.on_cpu():
             missing = {flag: value for flag, value in CPU_FLAGS.items() if flag not in words}
             words += [word for pair in missing.items() for word in pair if word is not None]

@@ -17,7 +17,7 @@ from nvfp4lab.records import Evidence, Number, Verdict, WrongKind
 from nvfp4lab.server import arms_model, logs, together
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.arms_plan import Planned
-from nvfp4lab.server.launch import Ending, Limits, Outcome, Server
+from nvfp4lab.server.launch import Ending, Limits, Outcome, Server, fresh_port
 from nvfp4lab.server.states import State
 
 
@@ -52,7 +52,7 @@ def server_of(
     """The (not yet started) server of an arm. gpus: the environment variable that names its GPUs, see `together.gpus_of`."""
     folder = arms_model.model_folder(arm.model)
     env = {**arm.environment(), **gpus, **arm.env}
-    return Server(arm.name, lambda port: arm.command(folder, port), env, run_dir, limits, on_state)
+    return Server(arm.name, lambda port: arm.command(folder, port, fresh_port()), env, run_dir, limits, on_state)
 
 
 def judge(
@@ -145,7 +145,8 @@ def why_failed(outcome: Outcome) -> tuple[Verdict, str, dict]:
     """
     told = logs.classify(outcome.log, "timeout" if outcome.state is State.HUNG else outcome.exit_code)
     ended = Verdict.HANG if outcome.state is State.HUNG else Verdict.CRASH
-    explained = told.verdict in (Verdict.UNSUPPORTED, Verdict.OOM, Verdict.CRASH, Verdict.HANG)
+    spoilt = told.verdict is Verdict.NOT_RUN and told.symptom_class != logs.UNKNOWN  # by the machine: to be started again
+    explained = spoilt or told.verdict in (Verdict.UNSUPPORTED, Verdict.OOM, Verdict.CRASH, Verdict.HANG)
     reason = f"{outcome.reason}: {told.line}" if explained and told.line else outcome.reason
     return told.verdict if explained else ended, reason, {"classification": told.as_contract()}
 

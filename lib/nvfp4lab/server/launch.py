@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import random
 import re
 import shlex
 import socket
@@ -29,6 +30,9 @@ from nvfp4lab.server.processes import Started
 from nvfp4lab.server.states import COMPILERS, LogWatch, ProgressClock, Sample, State
 
 DYING_S = 1.0
+FIRST_PORT = 10_000
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_HANDED_OUT: set[int] = set()
 GPU_SLACK_MIB = 16.0  # the driver's own bookkeeping moves by a few MiB when contexts come and go
 
 
@@ -264,10 +268,19 @@ def past_proxies(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def fresh_port() -> int:
-    """A TCP port that was free on 127.0.0.1 a moment ago. Readiness is checked by owner, so losing the race is noticed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port that is free on 127.0.0.1 now and that this process has not handed out before.
+
+    From below the ephemeral range: a server listens on it only after a minute of imports, and by then the kernel may have
+    given an ephemeral one to any outgoing connection. Readiness is checked by owner, so losing the race is noticed.
+    """
+    lowest_ephemeral = int(EPHEMERAL_PORTS.read_text().split()[0]) if EPHEMERAL_PORTS.exists() else 32768
+    for port in random.SystemRandom().sample(range(FIRST_PORT, max(lowest_ephemeral, FIRST_PORT + 10_000)), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _HANDED_OUT:
+                _HANDED_OUT.add(port)
+                return port
+    raise LabError(f"of 1,000 ports between {FIRST_PORT} and {lowest_ephemeral} none is free", exit_code=3)
 
 
 def wait_until(over: Callable[[], bool], limit_s: float) -> None:

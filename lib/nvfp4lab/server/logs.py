@@ -5,7 +5,7 @@
 batches go on) clears what a server recovers from. Here the rest decides, by rank: the line that states a cause, then a
 general kind of error, then the last words of an exception that nobody knows, class `unknown`. A log without failure is
 `ok`, with a class only where the server itself gave notice (a slow path, missing scales); a log that ends before the
-server was ready, without a failure, is `not_run`.
+server was ready, without a failure, is `not_run`, and so is a start that the machine spoilt (a port was taken).
 
 The verdict is what the log proves. The class is the kind of trouble that its decisive line belongs to.
 """
@@ -32,7 +32,7 @@ VERDICTS = {
     "garbage": Verdict.WRONG,
     "accuracy_loss": Verdict.WRONG,
 }
-"""Verdict of a class when its line is a failure; every other class is a crash."""
+"""Verdict of a class when its line is a failure and its signature names none; every other class is a crash."""
 
 CRASH_BY_PHASE = {"import": "crash_at_import", "load": "crash_at_load", "capture": "crash_at_capture", "run": "crash_at_runtime"}
 NEAR_LINES = 200  # an unlevelled line this close before an unknown exception may be its cause; one further away was survived
@@ -155,7 +155,7 @@ def _is_noise(finding: Finding, run: Run) -> bool:
 
 
 def _known(finding: Finding, run: Run) -> Classification:
-    return _filled(VERDICTS.get(_class_of(finding), Verdict.CRASH), finding, run)
+    return _filled(finding.signature.verdict or VERDICTS.get(_class_of(finding), Verdict.CRASH), finding, run)
 
 
 def _class_of(finding: Finding) -> str:

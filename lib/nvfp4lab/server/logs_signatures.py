@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import yaml
 
+from nvfp4lab.records import Verdict
+
 Rank = Literal["root", "general", "notice"]
 
 
@@ -30,6 +32,7 @@ class Signature:
     output_text: bool = False
     by_phase: bool = False
     swallows: bool = False
+    verdict: Verdict | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,7 @@ def _signature(order: int, item: dict[str, Any]) -> Signature:
         cause=item["cause"],
         advice=item["try"],
         order=order,
+        verdict=Verdict(item["verdict"]) if "verdict" in item else None,
         **{name: item[name] for name in ("weight", "sticky", "needs", "output_text", "by_phase", "swallows") if name in item},
         reports=tuple(item.get("reports", ())),
     )
