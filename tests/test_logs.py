@@ -351,7 +351,7 @@ def test_the_last_start_of_a_log_counts():
 )
 def test_a_port_that_somebody_took_says_nothing_about_the_arm(line):
     answer = classify([*log_samples.start(ready=False), *log_samples.crash(line)], 1)
-    assert (answer.verdict, answer.symptom_class) == (Verdict.NOT_RUN, "crash_at_load")
+    assert answer.verdict is Verdict.NOT_RUN and answer.symptom_class.startswith("crash_at_")
     assert "ddress already in use" in answer.line
 
 
