@@ -2,9 +2,13 @@
 
 import contextlib
 import json
+import sys
+import time
+from pathlib import Path
 
 import nbformat
 import papermill
+import psutil
 import pytest
 from nbclient.exceptions import DeadKernelError
 from nbformat.v4 import new_code_cell, new_notebook
@@ -55,6 +59,22 @@ def test_a_kernel_killed_after_its_last_cell_takes_nothing_away(tmp_path, monkey
     monkeypatch.setattr("nvfp4lab.batch.engine.LabNotebookClient.wait_for_reply", dead)
     outcome, states, _ = execute(tmp_path, "1 + 1")
     assert (on_disk, outcome["verdict"], states) == (["ok"], "ok", ["completed"])
+
+
+def test_a_kernel_is_killed_with_who_started_it(tmp_path):
+    """Not a second later, as ipykernel does by itself: its cell must not come to an end any more."""
+    begun = tmp_path / "begun"
+    source = f"import time\nopen({str(begun)!r}, 'w')\ntime.sleep(30)"
+    script = f"import sys, pathlib\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_engine import execute\n"
+    script += f"execute(pathlib.Path({str(tmp_path)!r}), {source!r})"
+    parent = psutil.Popen([sys.executable, "-c", script], cwd=tmp_path)
+    deadline = time.monotonic() + 30
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    [kernel] = parent.children()
+    parent.kill()
+    time.sleep(0.1)
+    assert not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE
 
 
 def test_stock_papermill_still_needs_our_engine(tmp_path):

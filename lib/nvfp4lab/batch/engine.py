@@ -22,6 +22,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager
 
 from nvfp4lab import atomic
+from nvfp4lab.batch.parent_death import die_with_parent
 from nvfp4lab.records import Verdict
 from nvfp4lab.report.redact import redact_data
 
@@ -87,9 +88,12 @@ class LabNotebookClient(PapermillNotebookClient):
                 return
 
     def execute(self, **kwargs):
-        """As papermill's, but the outcome is on disk before the kernel is asked, or waited for, once more."""
+        """As papermill's, but the outcome is on disk before the kernel is asked, or waited for, once more.
+
+        The kernel is killed with this process: by itself it would notice a second later, and finish its cell meanwhile.
+        """
         self.reset_execution_trackers()
-        with self.setup_kernel(**kwargs):
+        with self.setup_kernel(preexec_fn=die_with_parent, **kwargs):
             self.papermill_execute_cells()
             self.nb_man.notebook_complete()
             if self.nb.metadata["nvfp4lab_run"]["verdict"] == Verdict.OK:

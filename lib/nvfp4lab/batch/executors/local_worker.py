@@ -1,7 +1,6 @@
 """One worker process on this host: told what to do, and heard, through a pipe that nobody shares with it."""
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -12,12 +11,12 @@ import psutil
 
 from nvfp4lab.batch import cleanup
 from nvfp4lab.batch import piece as pieces_module
+from nvfp4lab.batch.parent_death import die_with_parent
 from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Verdict
 from nvfp4lab.server.processes_gpu import VISIBLE
 
-PR_SET_PDEATHSIG = 1
 STARTS = 5
 START_TIMEOUT_S = 180  # imports from a cold network disk
 ATTEMPTS = 3  # a worker may be killed from outside (OOM killer, an operator); a piece that kills it thrice is at fault
@@ -142,7 +141,7 @@ def execute_limited(piece: Piece, run_dir: Path) -> Result:
 def _serve(pipe: Connection) -> None:
     """In the worker: execute what comes through `pipe` until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator stops workers itself
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed coordinator leaves nothing at work
+    die_with_parent()  # a killed coordinator leaves nothing at work
     visible = os.environ.get(VISIBLE)
     with contextlib.suppress(EOFError):
         pipe.send(None)
