@@ -197,7 +197,9 @@ class Isolator:
             self.unfulfilled[answer["spoilt_by"]] = answer["why"]
             self._drop_server()
             self._start_server()
-        elif "ready" not in answer:
+        elif "ready" in answer:
+            self.unfulfilled |= answer["missing"]
+        else:
             self._drop_server()
             raise LabError(f"the fork server did not start: {answer['error']}; see {self.log_dir / 'fork_server.log'}", exit_code=3)
 

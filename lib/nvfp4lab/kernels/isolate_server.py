@@ -6,10 +6,10 @@ shares one global server with all other code in the process, and has no answer t
 This server is a child subreaper: whatever a case leaves behind becomes its child and is killed before the next case.
 
 Control socket (SEQPACKET, JSON). First the lab sends {"preload": [...], "wishes": [...], "path": [...]}, answered
-{"ready": pid}, {"error": ...}, or {"spoilt_by": module, "why": ...} when a wish cannot be had: this process is then of no
-use. Then per case {"token": hex} with two descriptors (channel of the call and its result, output file), answered {"pid"}
-and, when the worker has ended, {"exit", "peak_rss_bytes", "left_behind"}. A message while a case runs means: kill it. End
-of file ends the server.
+{"ready": pid, "missing": {wish: why}}, {"error": ...}, or {"spoilt_by": module, "why": ...} when a wish touched CUDA: this
+process is then of no use. Then per case {"token": hex} with two descriptors (channel of the call and its result, output
+file), answered {"pid"} and, when the worker has ended, {"exit", "peak_rss_bytes", "left_behind"}. A message while a case
+runs means: kill it. End of file ends the server.
 """
 
 import contextlib
@@ -47,23 +47,27 @@ def main(control_fd: int) -> None:
 
 
 def _preload(modules: list[str], wishes: list[str]) -> dict:
-    for module in modules:
-        if why := _import(module):
+    missing = {}
+    for module in [*modules, *wishes]:
+        why = _import(module)
+        if _cuda_touched():
+            why = f"{module} initialises CUDA on import; a forked worker could not use the GPU"
+            return {"error": why} if module in modules else {"spoilt_by": module, "why": why}
+        if why and module in modules:
             return {"error": why}
-    for module in wishes:
-        if why := _import(module):
-            return {"spoilt_by": module, "why": why}
+        if why:
+            missing[module] = why
     isolate_pages.collapse()
-    return {"ready": os.getpid()}
+    return {"ready": os.getpid(), "missing": missing}
 
 
 def _import(module: str) -> str | None:
-    """Why this process cannot fork workers after importing `module`; None when it can."""
+    """Why `module` cannot be imported; None when it is."""
     try:
         importlib.import_module(module)
     except Exception as error:  # whatever a package does on import is the answer
         return f"importing {module} in the fork server failed: {type(error).__name__}: {error}"
-    return f"{module} initialises CUDA on import; a forked worker could not use the GPU" if _cuda_touched() else None
+    return None
 
 
 def _cuda_touched() -> bool:

@@ -54,10 +54,9 @@ def collect(p: Params, cases: Sequence[Case], again: bool = False) -> Iterator[E
 
 
 def _imports(cases: Sequence[Case]) -> list[str]:
-    """What the backends of `cases` import first, and the timer, each once."""
+    """What the backends of `cases` import, each once."""
     known = backends.every()  # a name that is not there fails in its own case
-    first = [module for case in cases if case.backend in known for module in known[case.backend].imports]
-    return list(dict.fromkeys(first + ["flashinfer.testing"] * any(case.timed for case in cases)))
+    return list(dict.fromkeys(module for case in cases if case.backend in known for module in known[case.backend].imports))
 
 
 def describe(evidence: Evidence) -> str:

@@ -55,7 +55,7 @@ class MmFp4:
     arithmetic: str = "fp4"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("tactics", "autotune", "off_bucket", "cuda_graph", "streams")
-    imports: tuple[str, ...] = ("flashinfer",)
+    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ class MmBf16Fp4:
     arithmetic: str = "bf16"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("autotune", "off_bucket", "cuda_graph", "streams")
-    imports: tuple[str, ...] = ("flashinfer",)
+    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ class FlashinferQuantise:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("cuda_graph",)
-    imports: tuple[str, ...] = ("flashinfer",)
+    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

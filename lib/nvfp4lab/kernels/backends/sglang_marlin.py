@@ -13,6 +13,7 @@ import torch
 from nvfp4lab.kernels.backends.base import (
     GLOBAL_SCALES_IN_BF16,
     ROUNDED_BEFORE_SCALING,
+    SGLANG_IMPORTS,
     SMALL_WEIGHTS_FLUSHED,
     SPLIT_K_IN_BF16,
     Launch,
@@ -44,7 +45,7 @@ class MarlinDense:
     arithmetic: str = "bf16"
     conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SPLIT_K_IN_BF16, SMALL_WEIGHTS_FLUSHED, ROUNDED_BEFORE_SCALING)
     variants: tuple[str, ...] = ("cuda_graph", "streams")
-    imports: tuple[str, ...] = ("sglang.srt.layers.quantization.marlin_utils_fp4",)
+    imports: tuple[str, ...] = SGLANG_IMPORTS
 
     def is_available(self) -> str | None:
         return needs_gpu("sglang")
@@ -100,10 +101,7 @@ class MarlinMoe:
         "one global scale for gate and up (the gate's), as SGLang's loader keeps it",
     )
     variants: tuple[str, ...] = ("cuda_graph", "streams")
-    imports: tuple[str, ...] = (
-        "sglang.srt.layers.quantization.marlin_utils_fp4",
-        "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe",
-    )
+    imports: tuple[str, ...] = SGLANG_IMPORTS
 
     def is_available(self) -> str | None:
         return needs_gpu("sglang")
