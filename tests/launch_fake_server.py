@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
+SYS_EXIT = {"x86_64": 60, "aarch64": 93}  # exit(2): of one thread
 LIFE_S = 120  # a server that a test forgets goes by itself
 _HELD = []  # GPU memory, as long as the process lives
 
@@ -252,6 +253,24 @@ def breeds(port: int) -> None:
     serve(port)
 
 
+def breeds_and_lingers(port: int) -> None:
+    """As `breeds`, but its end takes 3 s, as a process's does whose threads are inside a GPU's driver.
+
+    Meanwhile its first thread is a zombie, and what it started still counts as its child.
+    """
+
+    import threading  # slow; no other mode needs it
+
+    def breed(*_) -> None:
+        deaf()
+        child("deaf_wait", bare=True)
+        threading.Thread(target=lambda: (time.sleep(3.0), os._exit(0))).start()
+        ctypes.CDLL(None).syscall(SYS_EXIT[os.uname().machine], 0)  # of this thread alone
+
+    signal.signal(signal.SIGTERM, breed)
+    serve(port)
+
+
 def halts(port: int) -> None:
     """Halted by a signal (a debugger, a batch system) once it is ready: TERM waits until it goes on."""
     hold_gpu()
@@ -310,7 +329,17 @@ MODES: dict[str, Callable[[int], None]] = {
         for mode in (
             *(dies_at_start, out_of_memory, spins, never_healthy, never_answers, hangs_compiling, named_nvcc, dies_late),
             *(closes_port, child_keeps_port, second_port, other_port, worker_dies, deaf_wait, many_children, respawns),
-            *(breeds, halts, ignores_term, escapes, escapes_and_ignores_term, escape_serves, forks_away, forks_away_scrubbed),
+            *(
+                breeds,
+                breeds_and_lingers,
+                halts,
+                ignores_term,
+                escapes,
+                escapes_and_ignores_term,
+                escape_serves,
+                forks_away,
+                forks_away_scrubbed,
+            ),
         )
     },
     "hangs_importing": lambda port: wait(),

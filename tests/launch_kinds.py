@@ -138,6 +138,7 @@ _READY = {
     "many_children": "",
     "respawns": "",
     "breeds": "",
+    "breeds_and_lingers": "",
     "dies_late": "the server ended by itself, exit code 7",
     "child_keeps_port": "the server ended by itself, exit code 9",
     "closes_port": "the server runs, but no longer listens",

@@ -25,6 +25,7 @@ from nvfp4lab.server.processes_table import ProcessId
 
 MARKER = "NVFP4LAB_SERVER"
 RECORDS = "servers.jsonl"
+LEAVE_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +93,16 @@ class Ended:
 def end(started: Started, term_wait_s: float = 10.0, kill_wait_s: float = 10.0) -> Ended:
     """TERM to the whole family, wait, KILL until nothing is left.
 
-    The record is closed only when nothing is left: a family that cannot be ended stays visible to `leftovers`.
+    The record is closed only when nothing is left: a family that cannot be ended stays visible to `leftovers`. The guard goes
+    last and by itself: it stays while anything is below it, and one that stays means that somebody was overlooked.
     """
     stubborn = _signal_until_gone(started, signal.SIGTERM, term_wait_s)
     left = _signal_until_gone(started, signal.SIGKILL, kill_wait_s)
+    while not left and started.guard is not None and not _leaves(started.guard) and started.family(thorough=True):
+        left = _signal_until_gone(started, signal.SIGKILL, kill_wait_s)
     if not left:
         if started.guard is not None:
-            _let_leave(started.guard)
+            started.guard.send(signal.SIGKILL)  # halted, or nobody's ancestor any more
         _record(started.run_dir, event="ended", marker=started.marker)
     return Ended(frozenset(left), killed=bool(stubborn))
 
@@ -131,12 +135,12 @@ def _signal_until_gone(started: Started, number: signal.Signals, wait_s: float) 
     return set()
 
 
-def _let_leave(guard: ProcessId) -> None:
-    """The guard leaves by itself once nothing is below it; a stopped one is helped."""
-    deadline = time.monotonic() + 2.0
+def _leaves(guard: ProcessId) -> bool:
+    """Whether the guard leaves, as it does once nothing is below it."""
+    deadline = time.monotonic() + LEAVE_S
     while guard.alive() and time.monotonic() < deadline:
         time.sleep(0.005)
-    guard.send(signal.SIGKILL)
+    return not guard.alive()
 
 
 def _record(run_dir: Path, **values) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 
 PROC = Path("/proc")
-GONE = "ZX"  # states of a process that has ended: zombie, dead
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -22,12 +21,12 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
-        """The process now behind `pid`; None when there is none or it is a zombie."""
+        """The process now behind `pid`; None when there is none or it has ended."""
         row = _row(pid)
-        return row.id if row is not None and row.state not in GONE else None
+        return row.id if row is not None and not row.ended else None
 
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Whether it still runs; a zombie without threads does not."""
         return ProcessId.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> None:
@@ -43,11 +42,15 @@ class ProcessId:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the process table. `name` is the kernel's, at most 15 bytes."""
+    """One line of the process table. `name` is the kernel's, at most 15 bytes.
+
+    ended: a zombie. One with threads is none yet: only its first thread has ended, and the others may still run, or take
+    seconds to leave a GPU's driver. Until the last is gone it holds its memory and ports, and its children are its own.
+    """
 
     id: ProcessId
     parent: int
-    state: str
+    ended: bool
     name: str
 
 
@@ -57,15 +60,14 @@ def _row(pid: int) -> Row | None:
     except OSError:
         return None
     fields = tail.split()  # field 3 of proc(5) onwards
-    return Row(
-        ProcessId(pid, int(fields[19])), int(fields[1]), fields[0].decode(), head.partition(b"(")[2].decode(errors="replace")
-    )
+    ended = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+    return Row(ProcessId(pid, int(fields[19])), int(fields[1]), ended, head.partition(b"(")[2].decode(errors="replace"))
 
 
 def table() -> dict[int, Row]:
     """Every process of the machine that has not ended, by pid."""
     rows = (_row(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())  # noqa: PTH208 (ten times faster than iterdir here)
-    return {row.id.pid: row for row in rows if row is not None and row.state not in GONE}
+    return {row.id.pid: row for row in rows if row is not None and not row.ended}
 
 
 def descendants(roots: Iterable[ProcessId], rows: Mapping[int, Row]) -> set[ProcessId]:
@@ -95,7 +97,7 @@ def marked(assignment: str, rows: Mapping[int, Row]) -> set[ProcessId]:
 
 def names(members: Iterable[ProcessId]) -> set[str]:
     """The kernel's names of the live `members`."""
-    return {row.name for row in (_row(member.pid) for member in members) if row is not None and row.state not in GONE}
+    return {row.name for row in (_row(member.pid) for member in members) if row is not None and not row.ended}
 
 
 def cpu_seconds(members: Iterable[ProcessId]) -> float:
