@@ -54,10 +54,12 @@ def test_local_workers_end_in_every_way_and_only_their_own_piece_suffers(tmp_pat
         toy(1),
         toy(2, "fail"),
         toy(3, "die_until", flags=str(tmp_path / "two"), deaths=2),
-        toy(4, "die_until", flags=str(tmp_path / "many"), deaths=99),
+        toy(4, "die_until", flags=str(tmp_path / "many"), deaths=99, signal=signal.SIGSEGV),
         toy(5, "hang", timeout_s=3),
         toy(6, needs=Needs(gpus=64, memory_gib=0.1)),
         toy(7),
+        toy(8, "die_until", flags=str(tmp_path / "killed"), deaths=99),
+        toy(9, "die_until", flags=str(tmp_path / "asked"), deaths=99, signal=signal.SIGTERM),
     ]
     results = by_name(create("local", workers=2).run(pieces, tmp_path))
     verdicts = {name: result.verdict for name, result in results.items()}
@@ -69,9 +71,13 @@ def test_local_workers_end_in_every_way_and_only_their_own_piece_suffers(tmp_pat
         "toy-5": Verdict.HANG,
         "toy-6": Verdict.NOT_RUN,
         "toy-7": Verdict.OK,
+        "toy-8": Verdict.NOT_RUN,
+        "toy-9": Verdict.NOT_RUN,
     }
     assert "no such luck" in results["toy-2"].reason
-    assert "died 3 times" in results["toy-4"].reason
+    assert "died 3 times, the last time with exit status -11" in results["toy-4"].reason
+    assert "killed 3 times" in results["toy-8"].reason
+    assert pieces_module.published(pieces[7], tmp_path) is None, "who was killed from outside runs again on resume"
     assert "64 GPUs" in results["toy-6"].reason
     assert pieces_module.published(pieces[4], tmp_path) == results["toy-5"]
 
@@ -113,12 +119,10 @@ def test_workers_that_cannot_start_are_the_machines_fault(tmp_path, monkeypatch)
 
 @pytest.mark.timeout(60)
 def test_a_worker_that_ends_itself_is_noticed(tmp_path):
-    pieces = [toy(1, "end_itself", asked=False), toy(2, "end_itself", asked=True), toy(3, "leave"), toy(4)]
-    results = by_name(create("local", workers=2).run(pieces, tmp_path))
-    assert [results[f"toy-{number}"].verdict for number in (1, 2, 3, 4)] == [*[Verdict.CRASH] * 3, Verdict.OK]
+    results = by_name(create("local", workers=2).run([toy(1, "end_itself"), toy(2, "leave"), toy(3)], tmp_path))
+    assert [results[f"toy-{number}"].verdict for number in (1, 2, 3)] == [Verdict.CRASH, Verdict.CRASH, Verdict.OK]
     assert "exit status 0" in results["toy-1"].reason
-    assert "exit status -15" in results["toy-2"].reason
-    assert results["toy-3"].reason == "SystemExit: 3"
+    assert results["toy-2"].reason == "SystemExit: 3"
 
 
 def test_a_server_of_a_piece_past_its_limit_is_ended(tmp_path):

@@ -24,13 +24,20 @@ def work(arguments, attempt: Path):
     return Verdict.OK, ""
 
 
+def nap(arguments, attempt: Path):
+    """Sleep and say how many seconds it was."""
+    started = time.perf_counter()
+    time.sleep(arguments["sleep_s"])
+    return Verdict.OK, f"{time.perf_counter() - started:.6f}"
+
+
 def die_until(arguments, attempt: Path):
-    """Be killed until the `flag` files left by earlier attempts are enough, then succeed."""
+    """Be killed, by SIGKILL or what `signal` says, until the `flag` files left by earlier attempts are enough, then succeed."""
     flags = Path(arguments["flags"])
     flags.mkdir(exist_ok=True)
     if len(list(flags.iterdir())) < arguments["deaths"]:
         (flags / str(os.getpid())).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), arguments.get("signal", signal.SIGKILL))
     return work(arguments, attempt)
 
 
@@ -46,8 +53,8 @@ def die_with_locks(arguments, attempt: Path):
 
 
 def end_itself(arguments, attempt: Path):
-    """End the process with status 0, by an exit or by being asked to (SIGTERM)."""
-    os.kill(os.getpid(), signal.SIGTERM) if arguments["asked"] else os._exit(0)
+    """End the process with status 0."""
+    os._exit(0)
 
 
 def see(arguments, attempt: Path):

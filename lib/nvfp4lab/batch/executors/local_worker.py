@@ -19,7 +19,8 @@ from nvfp4lab.server.processes_gpu import VISIBLE
 
 STARTS = 5
 START_TIMEOUT_S = 180  # imports from a cold network disk
-ATTEMPTS = 3  # a worker may be killed from outside (OOM killer, an operator); a piece that kills it thrice is at fault
+ATTEMPTS = 3
+FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # exit statuses that no process gives itself by mistake
 CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy the coordinator's threads, locks and GPU state
 
 
@@ -112,16 +113,21 @@ class Worker:
 
 def execute_in(worker: Worker, piece: Piece, run_dir: Path, gpus: list[str]) -> Result:
     """The result of `piece`, also when it runs past its limit or its process dies. Raises what `Worker.execute` raises else."""
-    for _ in range(ATTEMPTS):
+    statuses = []
+    while len(statuses) < ATTEMPTS:
         try:
             return worker.execute(piece, run_dir, gpus)
         except TimeoutError:
             reason = f"ran past its limit of {piece.timeout_s} s and was ended"
             return cleanup.publish_failure(piece, run_dir, Verdict.HANG, reason)
         except WorkerDied as death:
-            reason = f"its process died {ATTEMPTS} times, the last time with exit status {death.exit_status}"
+            statuses.append(death.exit_status)
             for attempt in pieces_module.unfinished_attempts(run_dir, piece):
                 cleanup.end_servers_of(attempt)
+    if set(statuses) <= FROM_OUTSIDE:  # nothing is published: it did not fail, it was stopped
+        reason = f"its process was killed {ATTEMPTS} times (by an operator, or the system short of memory); --resume runs it again"
+        return Result(piece.name, piece.digest, Verdict.NOT_RUN, reason, 0.0)
+    reason = f"its process died {ATTEMPTS} times, the last time with exit status {statuses[-1]}"
     return cleanup.publish_failure(piece, run_dir, Verdict.CRASH, reason)
 
 
