@@ -397,3 +397,18 @@ def test_an_audit_of_another_checkpoint_makes_nothing_moot():
     assert decide(QUESTION, [*TIMED, dense]).moot == ("--moe-runner-backend touches no layer of this checkpoint",)
     assert decide(QUESTION, [*TIMED, dense, moe]).moot == ("--fp4-gemm-backend touches no layer of this checkpoint",)
     assert decide(dataclasses.replace(QUESTION, model="other"), [*TIMED, dense, moe]).moot == ()
+
+
+def test_an_arm_whose_greedy_answers_differ_when_asked_twice_is_said_to_be_unsteady():
+    """Seen on an H200: Marlin's MoE kernel adds partial sums up by atomics, in whatever order they come."""
+
+    def beside(*alike) -> str:
+        served = arm("one", fp4_gemm_backend="flashinfer_cudnn")
+        return "; ".join(
+            decide(
+                QUESTION, [dataclasses.replace(served, numbers=(Number("same_answer_twice", *alike, "1", 0.5, 1.0, 44),))]
+            ).beside
+        )
+
+    assert "one is not deterministic: 27% of 44 greedy answers differed" in beside(32 / 44)
+    assert "deterministic" not in beside(1.0)

@@ -107,12 +107,22 @@ def _beside(choice: Choice, by_backend: Sequence[Standing]) -> tuple[str, ...]:
         right = sum(record.verdict is Verdict.OK for record in kernels)
         lines += [f"kernel records of {op} {picked.backend} here: {right} of {len(kernels)} right"] if kernels else []
         lines += [f"its kernel is less exact than some probes ask: {doubt(picked.less_exact)}"] if picked.less_exact else []
+        lines += [unsteady for record in picked.records if (unsteady := _unsteady(record))]
     left_out = [op for op in OPS if op not in choice.backends and any(s.op == op for s in by_backend)]
     lines += [
         f"{OPS[op]} is left out: no server was judged right for that op, so this is for a model without it" for op in left_out
     ]
     served_with = dict.fromkeys(flags for record in choice.records if (flags := _further_flags(record)))
     return (*lines, *(f"the server was judged with {flags}" for flags in served_with))
+
+
+def _unsteady(record: Evidence) -> str | None:
+    """That a served arm gives the same question, asked alone, different greedy answers; None where it does not."""
+    alike = record.number("same_answer_twice")
+    if record.stage != "server" or alike is None or alike.value == 1.0:
+        return None
+    arm = record.subject.removeprefix("arm:")
+    return f"{arm} is not deterministic: {1 - alike.value:.0%} of {alike.n} greedy answers differed when asked twice, one at a time"
 
 
 def _mixed(ours: Sequence[Evidence]) -> tuple[str, ...]:

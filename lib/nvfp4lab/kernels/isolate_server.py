@@ -52,11 +52,13 @@ def _preload(modules: list[str], wishes: list[str]) -> dict:
         why = _import(module)
         if _cuda_touched():
             why = f"{module} initialises CUDA on import; a forked worker could not use the GPU"
+            print(why, file=sys.stderr)
             return {"error": why} if module in modules else {"spoilt_by": module, "why": why}
         if why and module in modules:
             return {"error": why}
         if why:
             missing[module] = why
+            print(why, file=sys.stderr)  # the server's log
     isolate_pages.collapse()
     return {"ready": os.getpid(), "missing": missing}
 
