@@ -5,13 +5,11 @@ of addition. The published checks judge the same broken kernels on the data that
 A gate that misses a fault it should see, or blames a sound kernel, is not used: `Certificate.sound` is what callers ask.
 """
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
 
-import torch
-
+from nvfp4lab import threads
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import probes
 from nvfp4lab.kernels.certificate_published import let_through, sound_kernel
@@ -197,23 +195,12 @@ def certify(
 ) -> Certificate:
     """Run it all on the CPU. seeds: for the false-alarm count; QUICK_SEEDS is the form that each kernel run repeats."""
     start = time.perf_counter()
-    with _one_thread():
+    with threads.at_most(1):  # the matrices are tiny: on a busy machine two threads spend their time waiting for one another
         experiments = {step: probes.find(step.probe).build(step.shape, step.seed, "cpu") for step in battery}
         kills = tuple(Kill(fault, *_verdicts(fault, experiments)) for fault in progress(faults, "faults"))
         alarms, trials = count_false_alarms(seeds, progress)
         published = let_through(faults)
     return Certificate(kills, trials, alarms, published, time.perf_counter() - start)
-
-
-@contextlib.contextmanager
-def _one_thread():
-    """These matrices are tiny: on a busy machine two threads spend their time waiting for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _verdicts(fault: Fault, experiments: dict[Step, Experiment]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from nvfp4lab import threads
 from nvfp4lab.errors import LabError
 from nvfp4lab.nvfp4 import fixtures_moe, fixtures_nvfp4, fixtures_write, padding, smollm2
 from nvfp4lab.source.fetch import cache_dir
@@ -30,6 +31,7 @@ SMOL = padding.Widths(hidden=576, heads=9, kv_heads=3, head_dim=64)
 DENSE = padding.Widths(hidden=640, heads=12, kv_heads=4, head_dim=64)
 MOE = padding.Widths(hidden=768, heads=12, kv_heads=4, head_dim=64)
 MOE_SHAPE = fixtures_moe.MoeShape()
+CALIBRATION_THREADS = 6
 _LLAMA_ONLY = ("attention_bias", "mlp_bias", "pretraining_tp")
 
 
@@ -170,5 +172,6 @@ def _calibrated(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], 
 
     model = MistralForCausalLM(MistralConfig(**config)).to(torch.bfloat16).eval()
     model.load_state_dict(dict(tensors), strict=False)  # lm_head is tied and has no tensor of its own
-    amax = fixtures_nvfp4.calibrate(model, tokenizer)
+    with threads.at_most(CALIBRATION_THREADS):
+        amax = fixtures_nvfp4.calibrate(model, tokenizer)
     return {module: seen for module, seen in amax.items() if module != "lm_head"}
