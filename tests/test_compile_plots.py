@@ -1,5 +1,8 @@
 """The picture of notebook 24 shows what the evidence says."""
 
+import dataclasses
+
+from nvfp4lab.kernels.compile_evidence import what_stands_out
 from nvfp4lab.kernels.compile_plots import compile_grid
 from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
 from nvfp4lab.report.style import VERDICT_COLOURS
@@ -18,6 +21,7 @@ def test_cells_name_the_instruction_that_matters_and_show_the_worst_unit():
         row("compile:q:u:sm_120a", numbers=[packs], tensor_instructions={}),
         row("compile:q:v:sm_90a", Verdict.WRONG, tensor_instructions={}),
         row("compile:q:u:sm_90a", numbers=[packs], tensor_instructions={}),
+        row("compile:q:u:sm_121a", Verdict.CRASH, tensor_instructions={}),
     ]
     figure = compile_grid(rows)
     [axes] = figure.axes
@@ -26,8 +30,23 @@ def test_cells_name_the_instruction_that_matters_and_show_the_worst_unit():
         (1, 0): "HMMA\n16816.F32",
         (0, 1): "F2FP\nE2M1",
         (1, 1): "empty body",
+        (2, 1): "crash",
     }
     faces = ["#{:02X}{:02X}{:02X}".format(*(round(255 * part) for part in patch.get_facecolor()[:3])) for patch in axes.patches]
-    assert sorted(faces) == sorted([VERDICT_COLOURS[Verdict.OK]] * 3 + [VERDICT_COLOURS[Verdict.WRONG]])
-    assert figure.alt.endswith("4 ok, 1 wrong")
+    assert sorted(faces) == sorted(
+        [VERDICT_COLOURS[Verdict.OK]] * 3 + [VERDICT_COLOURS[Verdict.WRONG], VERDICT_COLOURS[Verdict.CRASH]]
+    )
+    assert figure.alt.endswith("4 ok, 1 wrong, 1 crash")
     assert figure._repr_mimebundle_()[0]["image/png"].startswith(b"\x89PNG")
+
+
+def test_a_kernel_without_a_product_says_so():
+    without = row("compile:m:u:sm_120a", Verdict.CRASH, tensor_instructions={})
+    said = dataclasses.replace(without, reason="k holds no tensor-core instruction: it ends without a product")
+    assert [text.get_text() for text in compile_grid([said]).axes[0].texts] == ["no product"]
+
+
+def test_what_shares_a_reason_stands_out_once():
+    rows = [row("compile:m:u:sm_120a"), *(row(f"compile:m:{unit}:sm_90a", Verdict.CRASH) for unit in "uv")]
+    assert what_stands_out(rows) == "crash        m: because\n    u:sm_90a, v:sm_90a\n    again"
+    assert what_stands_out(rows[:1]) == ""

@@ -126,6 +126,19 @@ def describe(evidence: Evidence) -> str:
     return f"{evidence.subject.removeprefix('compile:')}: {evidence.verdict}{took}; {said}"
 
 
+def what_stands_out(rows: Sequence[Evidence]) -> str:
+    """Whatever is not ok: verdict and reason once for all that share them, what it holds for, and how to repeat the first."""
+    alike: dict[tuple[str, str, str], list[Evidence]] = {}
+    for row in rows:
+        if row.verdict is not Verdict.OK:
+            alike.setdefault((row.subject.split(":")[1], row.verdict, row.reason), []).append(row)
+    blocks = []
+    for (module, verdict, reason), found in alike.items():
+        parts = ", ".join(row.subject.split(":", 2)[2] for row in found)
+        blocks.append(f"{verdict:12} {module}: {reason}\n    {parts}\n    {found[0].repro}")
+    return "\n".join(blocks)
+
+
 def _jobs(module: Module, arch: str, sources: Mapping, missing: Mapping[str, str], all_units: bool) -> Iterator[Job]:
     if module.package in missing:
         yield Job(module, None, arch, missing[module.package])

@@ -255,8 +255,8 @@ _ALL = (
         peak_gib=1.5,
     ),
     _gemm_module("fp4_gemm_cutlass_sm120", "gen_gemm_sm120_module_cutlass_fp4", _sm120_shared, "SM120 (1 min a tile)", 7),
-    _gemm_module("fp4_gemm_cutlass", "gen_gemm_sm100_module_cutlass_fp4", _sm100_shared, "SM100", 10),
-    _gemm_module("fp4_gemm_cutlass_sm103", "gen_gemm_sm103_module_cutlass_fp4", _sm103_shared, "SM103", 10),
+    _gemm_module("fp4_gemm_cutlass", "gen_gemm_sm100_module_cutlass_fp4", _sm100_shared, "SM100 (1 min a tile)", 6),
+    _gemm_module("fp4_gemm_cutlass_sm103", "gen_gemm_sm103_module_cutlass_fp4", _sm103_shared, "SM103 (1 min a tile)", 6),
     Module(
         "marlin_fp4",
         "sglang",
@@ -275,7 +275,7 @@ _ALL = (
         _SGLANG_FLAGS,
         _SGLANG_INCLUDES,
         needs_tvm_ffi=True,
-        peak_gib=3,
+        peak_gib=2,
     ),
     Module(
         "moe_wna16_marlin",
@@ -285,7 +285,7 @@ _ALL = (
         _SGLANG_FLAGS,
         _SGLANG_INCLUDES,
         needs_tvm_ffi=True,
-        peak_gib=3,
+        peak_gib=2,
     ),
 )
 MODULES = {module.full_name: module for module in _ALL}

@@ -48,7 +48,7 @@ def _text(row: Evidence) -> str:
     if row.verdict is Verdict.WRONG:
         return "empty body"
     if row.verdict is not Verdict.OK:
-        return str(row.verdict)
+        return "no product" if "no tensor-core instruction" in row.reason else str(row.verdict)
     instructions = row.details["tensor_instructions"]
     if instructions:
         first = next(iter(instructions)).split(".")
