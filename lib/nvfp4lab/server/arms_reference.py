@@ -12,7 +12,7 @@ import io
 import json
 from pathlib import Path
 
-from nvfp4lab import stack
+from nvfp4lab import atomic, stack
 from nvfp4lab.params import Params
 from nvfp4lab.server import arms_model, quality, quality_reference
 from nvfp4lab.server.arms import Arm
@@ -39,7 +39,6 @@ def yardstick(arm: Arm, p: Params) -> Yardstick | None:
     reference_folder, ideal_folder = map(arms_model.model_folder, names)
     key = _key(reference_folder, p)
     path = cache_dir() / "references" / f"{key}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         reference = quality_reference.load_reference(path)
     else:
@@ -48,7 +47,7 @@ def yardstick(arm: Arm, p: Params) -> Yardstick | None:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the libraries, which no report needs
             prompts = quality.prompts_for(reference_folder, *size)
             reference = quality.reference(reference_folder, prompts, p.quality_answer_tokens)
-        _write(path, dataclasses.asdict(reference))
+        atomic.replace(path, json.dumps(dataclasses.asdict(reference)))  # two notebooks may compute the same at once
     rounds = names[1] != names[0] and arm.rounds_activations(stack.here().cc)
     kind = "w4a4" if rounds else "w4a16"
     floor_path = path.with_name(f"{key}-{_key(ideal_folder, p)}.{kind}.floor.json")
@@ -72,7 +71,7 @@ def _floor(reference: Reference, ideal_folder: Path, path: Path, rounds_activati
         return _read_floor(path)
     with contextlib.redirect_stderr(io.StringIO()):
         floor = quality.floor_of(reference, ideal_folder, rounds_activations_of)
-    _write(path, dataclasses.asdict(floor))
+    atomic.replace(path, json.dumps(dataclasses.asdict(floor)))
     return floor
 
 
@@ -80,13 +79,6 @@ def _read_floor(path: Path) -> Floor:
     raw = json.loads(path.read_text(encoding="utf-8"))
     rows = tuple(tuple({int(token): value for token, value in row.items()} for row in item) for item in raw["rows"])
     return Floor(raw["model"], tuple(map(tuple, raw["kl_nats"])), tuple(map(tuple, raw["agrees"])), rows)
-
-
-def _write(path: Path, content: dict) -> None:
-    """Whole or not at all: two notebooks may compute the same at once."""
-    part = path.with_suffix(f".{hashlib.sha256(str(content).encode()).hexdigest()[:8]}.part")
-    part.write_text(json.dumps(content), encoding="utf-8")
-    part.replace(path)
 
 
 def _key(folder: Path, p: Params) -> str:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from nvfp4lab import atomic
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Stack, Verdict
 from nvfp4lab.server.arms import Arm
@@ -32,11 +33,7 @@ def finished(records: Iterable[Evidence]) -> dict[str, Evidence]:
 
 def keep(run_dir: Path | str, key: str, told: dict) -> None:
     """Keep what an arm said (JSON) beside the ledger, whole or not at all."""
-    path = _path(run_dir, key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
-    part.replace(path)
+    atomic.replace(_path(run_dir, key), json.dumps(told, ensure_ascii=False))
 
 
 def kept(run_dir: Path | str, key: str) -> dict | None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from nvfp4lab import atomic
 from nvfp4lab.params import Params
 from nvfp4lab.records import Stack, Verdict, WrongKind
 from nvfp4lab.server.load import LoadRun, Request
@@ -31,11 +32,7 @@ class Store:
             "readings": [dataclasses.asdict(reading) for reading in cell.readings],
             "canary_checks": cell.canary_checks,
         }
-        path = self._path(cell, number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(row), encoding="utf-8")
-        part.replace(path)
+        atomic.replace(self._path(cell, number), json.dumps(row))
 
     def recall(self, cell: Cell, number: int) -> bool:
         """Put a kept round into `cell`; False when there is none. A round that was not run is tried again."""

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from nvfp4lab import atomic
 from nvfp4lab.errors import LabError
 
 # Source is the same in every platform's wheel, so any one will do; these are tried in order until one exists.
@@ -89,9 +90,7 @@ def _keep(found: Path, folder: Path, note: Path) -> Path:
     kept.parent.mkdir(exist_ok=True)
     found.replace(kept)
     row = {"file": found.name, "sha256": sha256, "bytes": kept.stat().st_size}
-    fresh = note.with_suffix(".new")
-    fresh.write_text(json.dumps(row), encoding="utf-8")
-    fresh.replace(note)
+    atomic.replace(note, json.dumps(row))
     return kept
 
 

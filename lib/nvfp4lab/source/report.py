@@ -1,15 +1,16 @@
 """One reading of one package with its cost; kept on disk by the hash of the package's content and of the readers."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from nvfp4lab import atomic
 from nvfp4lab.source.facts import Fact
 from nvfp4lab.source.fetch import cache_dir
 from nvfp4lab.source.index import Index, no_garbage_collection
@@ -89,10 +90,5 @@ def _load(kept: Path) -> tuple[list[Fact], Cost] | None:
 def _store(kept: Path, facts: list[Fact], cost: Cost) -> None:
     """Keep for next time; a cache that cannot be written costs time, not the answer."""
     row = {"cost": dataclasses.asdict(cost), "facts": [fact.to_json() for fact in facts]}
-    fresh = kept.with_name(f".{kept.name}.{os.getpid()}")
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(row, ensure_ascii=False), encoding="utf-8")
-        fresh.replace(kept)
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        atomic.replace(kept, json.dumps(row, ensure_ascii=False))
