@@ -161,3 +161,6 @@ def test_a_load_sweep_starts_a_group_and_measures_one_at_a_time(sweep_of, tmp_pa
     assert started == ["a", "dead", "b", "b", "a"]
     assert alive == [0] * 2 + [2] * 8, "the ceiling is measured alone, cells with both servers up"
     assert [cell.sound for cell in table.cells] == [True, True, False, False, True, True]
+    assert {record.details["servers_at_once"] for record in table.evidence()} == {3}
+    alone = sweep({"a": "healthy"}, servers_at_once=1).evidence()[0]
+    assert "servers_at_once" not in alone.details

@@ -69,8 +69,8 @@ class Cell:
             *load_telemetry.numbers(self.readings),
         )
 
-    def evidence(self, slo: Slo, compared: Compared | None) -> Evidence:
-        """The cell as one record; a void cell keeps its numbers out of it."""
+    def evidence(self, slo: Slo, compared: Compared | None, servers_at_once: int = 1) -> Evidence:
+        """The cell as one record; a void cell keeps its numbers out of it. servers_at_once: with those that idled beside it."""
         void = next(iter(self.voids.values()), None)
         details = {
             "arm": self.arm.model_dump(exclude_defaults=True),
@@ -79,6 +79,8 @@ class Cell:
             "rounds": len(self.runs),
             "near_client_ceiling": self.near_ceiling,
         }
+        if servers_at_once > 1:
+            details["servers_at_once"] = servers_at_once
         if compared is not None:
             ratio = compared.ratio
             details["beside_first_arm"] = {
@@ -121,7 +123,8 @@ class Table:
     def evidence(self) -> list[Evidence]:
         """One record per cell that was measured or voided, then one per arm that was not started."""
         begun = [cell for cell in self.cells if cell.runs or cell.voids]
-        return [cell.evidence(self.p.slo, self.compared(cell)) for cell in begun] + self.not_started
+        at_once = min(self.p.servers_at_once, len({cell.arm.name for cell in begun}))
+        return [cell.evidence(self.p.slo, self.compared(cell), at_once) for cell in begun] + self.not_started
 
 
 def _quantiles(name: str, values_ms: Sequence[float]) -> tuple[Number, ...]:
