@@ -163,6 +163,11 @@ def unlist(directory: Path) -> None:
     write_safetensors(directory / shard, kept)
 
 
+def stale_shard(directory: Path) -> None:
+    """A shard of an earlier export stayed behind: servers load every *.safetensors, and the last copy wins."""
+    write_safetensors(directory / "model-00009-of-00009.safetensors", {"model.norm.weight": ("BF16", (128,), bytes(256))})
+
+
 def edit_hf_quant(directory: Path) -> None:
     path = directory / "hf_quant_config.json"
     path.write_text(path.read_text().replace('"lm_head"', '"lm_head", "*o_proj"'))
@@ -325,6 +330,7 @@ PLANTS = [
     Plant("tensor_missing", "llama", f"{DENSE}.up_proj.weight", drop(f"{DENSE}.up_proj.weight")),
     Plant("tensor_missing", "llama", "layers.3", lambda model: model.config.update(num_hidden_layers=LAYERS + 1)),
     Plant("tensor_missing", "llama", "model.norm.weight", on_disk=unlist),
+    Plant("tensor_duplicated", "llama", "model.norm.weight", on_disk=stale_shard),
     Plant("shard_missing", "llama", "model-00001-of-00002.safetensors", on_disk=remove_shard),
     Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors", on_disk=cut),
     Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors",
