@@ -108,9 +108,13 @@ def test_the_stack_names_our_gpus(gpus, monkeypatch, visible, names, cc):
     assert stack.here().cc == cc
 
 
-def test_a_run_hands_out_only_the_gpus_it_was_given(gpus, monkeypatch, tmp_path):
+def test_a_run_hands_out_only_the_gpus_it_was_given(gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-0a11")
-    assert local_engine._Schedule(None, tmp_path, 1).free_gpus == ["3", "GPU-0a11"]
+    wants_one = types.SimpleNamespace(needs=types.SimpleNamespace(gpus=1, memory_gib=0.0))
+    line = local_engine._Line([wants_one] * 3)
+    assert [line.take()[1] for _ in range(2)] == [["3"], ["GPU-0a11"]]
+    line.give_back(wants_one, ["3"])
+    assert line.take()[1] == ["3"]
 
 
 def test_telemetry_reads_only_our_gpus(gpus, monkeypatch):
