@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nvfp4lab.batch import cleanup
 from nvfp4lab.batch import piece as pieces_module
 from nvfp4lab.batch import run as coordinator
 from nvfp4lab.batch.executors import create
@@ -154,6 +155,13 @@ def test_a_piece_sees_its_own_gpus_and_not_those_of_the_piece_before(tmp_path, m
     pieces = [toy(number, "see", needs=Needs(gpus=gpus, memory_gib=0.1)) for number, gpus in enumerate((2, 0, 1))]
     results = by_name(create("local", workers=1).run(pieces, tmp_path))
     assert [results[f"toy-{number}"].reason for number in range(3)] == ["4,7", "whatever is there", "4"]
+
+
+def test_a_result_published_before_its_process_died_counts(tmp_path):
+    piece = toy(1)
+    done = pieces_module.execute(piece, tmp_path)
+    assert cleanup.publish_failure(piece, tmp_path, Verdict.HANG, "too late") == done
+    assert pieces_module.published(piece, tmp_path) == done
 
 
 def test_an_unknown_engine_is_named():
