@@ -22,7 +22,7 @@ from nvfp4lab.batch.unpack import unpack_piece
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Verdict
 
-COLLECT_EVERY_S = 0.1  # one question about all tasks costs more than the pieces of a large batch, asked after each
+COLLECT_EVERY_S = 0.5  # one question about all tasks costs more than the pieces of a large batch, asked after each
 RETRIES = 3  # attempts after the first, each only when a worker or node died
 
 
