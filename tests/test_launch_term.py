@@ -36,6 +36,20 @@ server = fake("hangs", run_dir)
 server._on_state = lambda state, seconds: state is State.LOADING and print("ready", flush=True)
 server.start()
 """
+TOGETHER = """
+from nvfp4lab.server import together
+with together.up([fake({mode!r}, run_dir), fake("healthy", run_dir)]):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+STARTING_TOGETHER = """
+from nvfp4lab.server import together
+from nvfp4lab.server.states import State
+hanging = [fake("hangs", run_dir), fake("hangs", run_dir)]
+hanging[1]._on_state = lambda state, seconds: state is State.LOADING and print("ready", flush=True)
+with together.up(hanging):
+    pass
+"""
 CELLS = """
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell()
@@ -52,7 +66,11 @@ def lab(body: str, run_dir, mode: str) -> subprocess.Popen:
     return started
 
 
-@pytest.mark.parametrize("body", [WITH_BLOCK, TWO_OPEN, STARTING], ids=["with", "two_open", "starting"])
+@pytest.mark.parametrize(
+    "body",
+    [WITH_BLOCK, TWO_OPEN, STARTING, TOGETHER, STARTING_TOGETHER],
+    ids=["with", "two_open", "starting", "together", "starting_together"],
+)
 def test_term_to_the_lab_ends_its_servers(tmp_path, body):
     process = lab(body, tmp_path, "escapes_and_ignores_term")
     assert survivors(tmp_path), "the test needs a server to begin with"

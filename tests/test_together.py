@@ -15,23 +15,7 @@ from nvfp4lab.server.arms_judge import Finding
 from nvfp4lab.server.arms_plan import Planned
 from test_arms_judge import LIMITS, fakes, matrix_of  # noqa: F401
 from test_launch_failures import fake, survivors
-from test_launch_term import lab
 from test_load_run import Benchmark, sweep_of  # noqa: F401
-
-TOGETHER = """
-from nvfp4lab.server import together
-with together.up([fake({mode!r}, run_dir), fake("healthy", run_dir)]):
-    print("ready", flush=True)
-    time.sleep(60)
-"""
-STARTING_TOGETHER = """
-from nvfp4lab.server import together
-from nvfp4lab.server.states import State
-hanging = [fake("hangs", run_dir), fake("hangs", run_dir)]
-hanging[1]._on_state = lambda state, seconds: state is State.LOADING and print("ready", flush=True)
-with together.up(hanging):
-    pass
-"""
 
 
 def planned(**models: str) -> list[Planned]:
@@ -62,16 +46,6 @@ def test_an_error_that_is_no_failed_start_comes_through_and_ends_the_others(tmp_
     with pytest.raises(ValueError), together.up([fake("healthy", tmp_path), unwritable]):
         pytest.fail("the block must not be entered")
     assert survivors(tmp_path) == []
-
-
-@pytest.mark.parametrize("body", [TOGETHER, STARTING_TOGETHER], ids=["up", "starting"])
-def test_term_to_the_lab_ends_them_all(tmp_path, body):
-    process = lab(body, tmp_path, "escapes_and_ignores_term")
-    assert survivors(tmp_path), "the test needs a server to begin with"
-    process.terminate()
-    process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert survivors(tmp_path) == [] and processes.leftovers(tmp_path) == []
 
 
 def test_memory_is_compared_when_the_last_is_gone(tmp_path, monkeypatch):
