@@ -185,7 +185,8 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs(isolator):
 
 def test_a_wish_is_fulfilled_or_left_out_with_the_reason(tmp_path):
     (tmp_path / "cuda_toucher.py").write_text("import torch\ntorch.cuda.is_initialized = lambda: True\n")
-    wishes = ("no_such_module", "json.tool", "cuda_toucher", "colorsys")
+    (tmp_path / "pool_starter.py").write_text("import subprocess\nsubprocess.Popen(['sleep', '60'])\n")
+    wishes = ("no_such_module", "json.tool", "cuda_toucher", "pool_starter", "colorsys")
     sys.path.append(str(tmp_path))
     try:
         with Isolator(tmp_path, preload=(), wishes=wishes) as isolator:
@@ -193,6 +194,7 @@ def test_a_wish_is_fulfilled_or_left_out_with_the_reason(tmp_path):
     finally:
         sys.path.remove(str(tmp_path))
     assert outcome.value == ["json.tool", "colorsys"], outcome
+    assert outcome.left_behind == 0 and "starts processes on import" in isolator.unfulfilled.pop("pool_starter")
     assert "No module named 'no_such_module'" in isolator.unfulfilled.pop("no_such_module")
     assert isolator.unfulfilled == {
         "cuda_toucher": "cuda_toucher initialises CUDA on import; a forked worker could not use the GPU"

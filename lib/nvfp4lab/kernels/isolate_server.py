@@ -6,10 +6,10 @@ shares one global server with all other code in the process, and has no answer t
 This server is a child subreaper: whatever a case leaves behind becomes its child and is killed before the next case.
 
 Control socket (SEQPACKET, JSON). First the lab sends {"preload": [...], "wishes": [...], "path": [...]}, answered
-{"ready": pid, "missing": {wish: why}}, {"error": ...}, or {"spoilt_by": module, "why": ...} when a wish touched CUDA: this
-process is then of no use. Then per case {"token": hex} with two descriptors (channel of the call and its result, output
-file), answered {"pid"} and, when the worker has ended, {"exit", "peak_rss_bytes", "left_behind"}. A message while a case
-runs means: kill it. End of file ends the server.
+{"ready": pid, "missing": {wish: why}}, {"error": ...}, or {"spoilt_by": module, "why": ...} when a wish touched CUDA or
+started a process: this one is then of no use. Then per case {"token": hex} with two descriptors (channel of the call and
+its result, output file), answered {"pid"} and, when the worker has ended, {"exit", "peak_rss_bytes", "left_behind"}. A
+message while a case runs means: kill it. End of file ends the server.
 """
 
 import contextlib
@@ -50,10 +50,9 @@ def _preload(modules: list[str], wishes: list[str]) -> dict:
     missing = {}
     for module in [*modules, *wishes]:
         why = _import(module)
-        if _cuda_touched():
-            why = f"{module} initialises CUDA on import; a forked worker could not use the GPU"
-            print(why, file=sys.stderr)
-            return {"error": why} if module in modules else {"spoilt_by": module, "why": why}
+        if unfit := _unfit(module):
+            print(unfit, file=sys.stderr)
+            return {"error": unfit} if module in modules else {"spoilt_by": module, "why": unfit}
         if why and module in modules:
             return {"error": why}
         if why:
@@ -69,6 +68,15 @@ def _import(module: str) -> str | None:
         importlib.import_module(module)
     except Exception as error:  # whatever a package does on import is the answer
         return f"importing {module} in the fork server failed: {type(error).__name__}: {error}"
+    return None
+
+
+def _unfit(module: str) -> str | None:
+    """What the import of `module` did to this process that makes it useless for forking workers."""
+    if _cuda_touched():
+        return f"{module} initialises CUDA on import; a forked worker could not use the GPU"
+    if _end_children():
+        return f"{module} starts processes on import; they would count as left behind by the first case"
     return None
 
 
