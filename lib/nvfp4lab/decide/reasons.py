@@ -8,7 +8,7 @@ from nvfp4lab.decide.attribution import Attribution
 from nvfp4lab.decide.choice import Choice, kernel_ranking
 from nvfp4lab.decide.question import OPS, Question
 from nvfp4lab.decide.speeds import interval
-from nvfp4lab.decide.standing import BAD, Confidence, Standing, doubt, kernel_failures
+from nvfp4lab.decide.standing import BAD, Confidence, Standing, doubt, kernel_failures, outcome
 from nvfp4lab.records import Evidence, Verdict
 
 
@@ -112,11 +112,9 @@ def _disagreements(standing: Standing) -> list[str]:
     failures = kernel_failures(ran, judged_right=True)
     failing = failures.decisive + failures.disputed
     if failing and Verdict.OK in server:
-        first = failing[0]
-        kind = f" ({first.kind})" if first.kind else ""
         lines.append(
             "its kernel fails the gate, yet a server with it answers right: is that kernel the one that ran? "
-            f"{len(failing)} of {len(ran)} kernel records fail, first {first.subject}: {first.verdict}{kind}"
+            f"{len(failing)} of {len(ran)} kernel records fail, first {failing[0].subject}: {outcome(failing[0])}"
         )
     return lines + [record.details["mismatch"] for record in standing.records if record.details.get("mismatch")]
 

@@ -65,17 +65,20 @@ class Standing:
 
 def said(record: Evidence, confidence: Confidence | None) -> str:
     """What one record says, in a sentence: verdict, how it is known, for a kernel which case, and the reason."""
-    kind = f" ({record.kind})" if record.kind else ""
     case = f" of {record.subject}" if record.stage == "kernel" and case_of(record) else ""
     where = f" by a {record.stage} run{case}" if confidence is Confidence.MEASURED else ""
     reason = record.reason.removeprefix(f"{confidence}: ")
-    return f"{record.verdict}{kind}, {confidence}{where}" + (f": {reason}" if reason else "")
+    return f"{outcome(record)}, {confidence}{where}" + (f": {reason}" if reason else "")
 
 
 def doubt(record: Evidence) -> str:
     """A kernel failure that did not decide, in one clause."""
-    kind = f" ({record.kind})" if record.kind else ""
-    return f"{record.subject} is {record.verdict}{kind}: {record.reason}"
+    return f"{record.subject} is {outcome(record)}: {record.reason}"
+
+
+def outcome(record: Evidence) -> str:
+    """The verdict, and in what way it is wrong where it is."""
+    return f"{record.verdict} ({record.kind})" if record.kind else str(record.verdict)
 
 
 def standings(records: Sequence[Evidence], attribution: Attribution) -> list[Standing]:

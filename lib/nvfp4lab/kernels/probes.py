@@ -15,7 +15,7 @@ from nvfp4lab.kernels import gates
 from nvfp4lab.kernels.gates import GateResult
 from nvfp4lab.kernels.operands import Fp4Operand, Problem
 from nvfp4lab.kernels.poison import GuardBroken, run_poisoned
-from nvfp4lab.kernels.probes_exact import exact_gemm
+from nvfp4lab.kernels.probes_exact import ExactGemm, exact_gemm
 from nvfp4lab.kernels.probes_metamorphic import RELATIONS, Relation
 from nvfp4lab.kernels.probes_moe import answered_by, exact_moe
 from nvfp4lab.kernels.probes_quantise import quantise_codes
@@ -98,19 +98,13 @@ def _single(problem: Problem, check: Callable[[torch.Tensor], GateResult]) -> Ex
     return _experiment(problem, lambda run: check(run(problem)), check)
 
 
-def _exact(shape, seed, device, form: Form, bits: int, bf16: bool = False) -> Experiment:
-    probe = exact_gemm(shape, seed, bits, device, bf16)
+def _exact_gemm(shape, seed, device, form: Form, make: Callable[..., ExactGemm]) -> Experiment:
+    probe = make(shape, seed, device=device)
     return _single(form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected))
 
 
-def _rounding(shape, seed, device, form: Form) -> Experiment:
-    probe = rounding_gemm(shape, seed, device)
-    return _single(form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected))
-
-
-def _small_results(shape, seed, device, form: Form) -> Experiment:
-    probe = small_results_gemm(shape, seed, device)
-    return _single(form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected))
+def _tier(bits: int, bf16_activations: bool = False) -> Callable[..., ExactGemm]:
+    return functools.partial(exact_gemm, bits=bits, bf16_activations=bf16_activations)
 
 
 def _global_scale(shape, seed, device, form: Form) -> Experiment:
@@ -164,7 +158,8 @@ def _related(shape, seed, device, form: Form, relation: Relation) -> Experiment:
     if relation.on_realistic:
         single = _realistic(shape, seed, device, form)
     else:
-        single = _exact(shape, seed, device, form, 24) if relation.op == "gemm" else _exact_moe(shape, seed, device, form)
+        gemm = relation.op == "gemm"
+        single = _exact_gemm(shape, seed, device, form, _tier(24)) if gemm else _exact_moe(shape, seed, device, form)
     return _experiment(single.problem, lambda run: relation.judge(run, single.problem, seed), single.check)
 
 
@@ -176,7 +171,7 @@ _PROBES = (
             "gemm",
             f"any wrong code, scale, column or row; an accumulator of fewer than {bits} significant bits",
             _EXACT_BLIND,
-            functools.partial(_exact, bits=bits),
+            functools.partial(_exact_gemm, make=_tier(bits)),
         )
         for bits in (8, 13, 24)
     ),
@@ -185,7 +180,7 @@ _PROBES = (
         "gemm",
         "activations of a weight-only kernel that lose significand bits on the way",
         _EXACT_BLIND,
-        functools.partial(_exact, bits=24, bf16=True),
+        functools.partial(_exact_gemm, make=_tier(24, bf16_activations=True)),
         weight_only=True,
     ),
     Probe(
@@ -193,14 +188,14 @@ _PROBES = (
         "gemm",
         "another output rounding than to nearest even; rounding twice",
         "errors below half an ulp of bf16",
-        _rounding,
+        functools.partial(_exact_gemm, make=rounding_gemm),
     ),
     Probe(
         "small_results",
         "gemm",
         "a sum that is rounded to the output type before its last scaling: small results lose bits or vanish",
         _EXACT_BLIND,
-        _small_results,
+        functools.partial(_exact_gemm, make=small_results_gemm),
     ),
     Probe(
         "global_scale",
