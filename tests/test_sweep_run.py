@@ -47,6 +47,17 @@ def test_a_run_is_certified_then_measured_and_is_not_repeated(p, tmp_path):
     assert list(sweep_run.collect(p, [CASE])) == []
 
 
+@pytest.mark.parametrize(
+    ("cc", "backend", "asked"), [("9.0", "sglang.x", True), ("9.0", "flashinfer.x", False), ("cpu", "sglang.x", False)]
+)
+def test_what_sglang_imports_is_had_beforehand_where_it_is_called(p, monkeypatch, cc, backend, asked):
+    wished = []
+    monkeypatch.setattr(sweep_run, "here", lambda: Target(cc, True))
+    monkeypatch.setattr(Sweep, "__call__", lambda self, cases: wished.extend(self.wishes) or iter(()))
+    list(sweep_run.collect(p, [Case(backend, "fine", GemmShape(16, 64, 128))]))
+    assert wished == (list(sweep_run.SGLANG_IMPORTS) if asked else [])
+
+
 def test_an_unsound_gate_judges_nothing(p, tmp_path, monkeypatch):
     monkeypatch.setattr(certificate, "certify", certified(Verdict.WRONG))
     with pytest.raises(LabError, match="no kernel was judged: survivors: k_block_lost"):

@@ -27,19 +27,6 @@ SPLIT_K_IN_BF16 = (
     "split-K partial sums added in bf16 by atomics where SGLang asks for it (from SM90 on: MoE always, dense where N < 2048 <= K)"
 )
 
-# SGLang's own modules cannot be had beforehand: sgl_kernel asks the GPU for its capability on import. What they import can.
-# Importing SGLang was 11 of the 14 s of a Marlin case on an H200; with these beforehand it takes 0.8 s instead of 4.4 on a CPU.
-SGLANG_IMPORTS = (
-    "transformers.modeling_layers",
-    "torch._inductor.compile_fx",
-    "torch.distributed.tensor",
-    "torchvision",
-    "scipy.optimize",
-    "compressed_tensors.config",
-    "accelerate",
-    "aiohttp",
-)
-
 # What kernels and their Python front ends say when they refuse by themselves, beside the two exception classes.
 _REFUSAL_CLASSES = frozenset({"BackendSupportedError", "NotImplementedError"})
 _REFUSAL_WORDS = re.compile(
@@ -59,7 +46,6 @@ class Backend(Protocol):
     arithmetic: number format of its products, for the roofline ("fp4", "bf16", "fp32").
     conventions: what its preparation does that the problem's exact definition does not; said in each record.
     variants: ways of calling it beside the plain one that make sense ("autotune", "cuda_graph", ...).
-    imports: what its package imports from others, slow and without touching CUDA, for workers to have beforehand.
     """
 
     name: str
@@ -68,7 +54,6 @@ class Backend(Protocol):
     arithmetic: Literal["fp4", "bf16", "fp32"]
     conventions: tuple[str, ...]
     variants: tuple[str, ...]
-    imports: tuple[str, ...]
 
     def is_available(self) -> str | None:
         """None, or why it cannot be called at all here (package missing, no GPU)."""

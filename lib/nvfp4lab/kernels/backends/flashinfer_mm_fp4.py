@@ -55,7 +55,6 @@ class MmFp4:
     arithmetic: str = "fp4"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("tactics", "autotune", "off_bucket", "cuda_graph", "streams")
-    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -105,7 +104,6 @@ class MmBf16Fp4:
     arithmetic: str = "bf16"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("autotune", "off_bucket", "cuda_graph", "streams")
-    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -80,7 +80,6 @@ class FlashinferMoe:
     activations: str = "fp4"
     arithmetic: str = "fp4"
     variants: tuple[str, ...] = ("tactics", "autotune", "off_bucket", "cuda_graph", "streams")
-    imports: tuple[str, ...] = ()
 
     def is_available(self) -> str | None:
         return needs_gpu(*self.packages)

@@ -26,7 +26,6 @@ class FlashinferQuantise:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("cuda_graph",)
-    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,7 +75,6 @@ class CodecQuantise:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ import importlib.util
 
 import torch
 
-from nvfp4lab.kernels.backends.base import SGLANG_IMPORTS, Launch, needs_gpu
+from nvfp4lab.kernels.backends.base import Launch, needs_gpu
 from nvfp4lab.kernels.backends.flashinfer_mm_fp4 import packed_swizzled
 from nvfp4lab.kernels.backends.flashinfer_moe import packed_experts, swizzled
 from nvfp4lab.kernels.operands import GemmProblem, MoeProblem
@@ -27,7 +27,6 @@ class ScaledFp4Mm:
     arithmetic: str = "fp4"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("cuda_graph", "streams")
-    imports: tuple[str, ...] = SGLANG_IMPORTS
 
     def is_available(self) -> str | None:
         return needs_gpu("sgl_kernel") or _lacks("cutlass_scaled_fp4_mm")
@@ -58,7 +57,6 @@ class Fp4GroupMm:
     arithmetic: str = "fp4"
     conventions: tuple[str, ...] = ("one global scale for gate and up (the gate's)",)
     variants: tuple[str, ...] = ("cuda_graph", "streams")
-    imports: tuple[str, ...] = SGLANG_IMPORTS
 
     def is_available(self) -> str | None:
         return needs_gpu("sgl_kernel", "sglang") or _lacks("cutlass_fp4_group_mm")

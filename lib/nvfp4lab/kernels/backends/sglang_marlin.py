@@ -13,7 +13,6 @@ import torch
 from nvfp4lab.kernels.backends.base import (
     GLOBAL_SCALES_IN_BF16,
     ROUNDED_BEFORE_SCALING,
-    SGLANG_IMPORTS,
     SMALL_WEIGHTS_FLUSHED,
     SPLIT_K_IN_BF16,
     Launch,
@@ -45,7 +44,6 @@ class MarlinDense:
     arithmetic: str = "bf16"
     conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SPLIT_K_IN_BF16, SMALL_WEIGHTS_FLUSHED, ROUNDED_BEFORE_SCALING)
     variants: tuple[str, ...] = ("cuda_graph", "streams")
-    imports: tuple[str, ...] = SGLANG_IMPORTS
 
     def is_available(self) -> str | None:
         return needs_gpu("sglang")
@@ -101,7 +99,6 @@ class MarlinMoe:
         "one global scale for gate and up (the gate's), as SGLang's loader keeps it",
     )
     variants: tuple[str, ...] = ("cuda_graph", "streams")
-    imports: tuple[str, ...] = SGLANG_IMPORTS
 
     def is_available(self) -> str | None:
         return needs_gpu("sglang")

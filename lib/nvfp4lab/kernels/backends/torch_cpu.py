@@ -31,7 +31,6 @@ class TorchReference:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,7 +61,6 @@ class Emulation:
     activations: str = "fp4"
     arithmetic: str = "fp32"
     variants: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -111,7 +109,6 @@ class MarlinEmulation:
     arithmetic: str = "fp32"
     conventions: tuple[str, ...] = (GLOBAL_SCALES_IN_BF16, SMALL_WEIGHTS_FLUSHED, ROUNDED_BEFORE_SCALING)
     variants: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
 
     def is_available(self) -> str | None:
         return None
