@@ -56,12 +56,18 @@ def _through_driver(size_bytes: int, library: str) -> None:
 
 
 def listen(port: int) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
+    listener = bound(port)
     listener.listen()
-    note(f"port {listener.getsockname()[1]}")
     return listener
+
+
+def bound(port: int) -> socket.socket:
+    """Holds the port and refuses connections until it listens."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", port))
+    note(f"port {held.getsockname()[1]}")
+    return held
 
 
 def answer(listener: socket.socket, status: str = "200 OK", requests: int | None = None) -> None:
@@ -191,11 +197,12 @@ def closes_port(port: int) -> None:
 
 def child_keeps_port(port: int) -> None:
     """The first process ends after one answer, and its child holds the socket."""
-    listener = listen(port)
+    listener = bound(port)
     if os.fork() == 0:
         deaf()
         wait()
     hold_gpu()
+    listener.listen()  # not before: a request that came while the GPU starts up would be given up, and answered to nobody
     answer(listener, requests=1)
     os._exit(9)
 
