@@ -188,6 +188,15 @@ def dies_late(port: int) -> None:
     os._exit(7)
 
 
+def dies_slowly(port: int) -> None:
+    """As a process that ends while a GPU's driver is busy: no file is open any more, and it is not gone for a while."""
+    hold_gpu()
+    answer(listen(port), requests=1)
+    os.closerange(0, 65536)
+    time.sleep(3)
+    os._exit(6)
+
+
 def closes_port(port: int) -> None:
     hold_gpu()
     with listen(port) as listener:
@@ -335,7 +344,7 @@ MODES: dict[str, Callable[[int], None]] = {
         mode.__name__: mode
         for mode in (
             *(dies_at_start, out_of_memory, spins, never_healthy, never_answers, hangs_compiling, named_nvcc, dies_late),
-            *(closes_port, child_keeps_port, second_port, other_port, worker_dies, deaf_wait, many_children, respawns),
+            *(dies_slowly, closes_port, child_keeps_port, second_port, other_port, worker_dies, deaf_wait, many_children, respawns),
             *(
                 breeds,
                 breeds_and_lingers,

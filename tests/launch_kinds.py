@@ -140,6 +140,7 @@ _READY = {
     "breeds": "",
     "breeds_and_lingers": "",
     "dies_late": "the server ended by itself, exit code 7",
+    "dies_slowly": "the server ended by itself, exit code 6",
     "child_keeps_port": "the server ended by itself, exit code 9",
     "closes_port": "the server runs, but no longer listens",
 }

@@ -110,6 +110,16 @@ def cpu_seconds(members: Iterable[ProcessId]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def has_files(process: ProcessId) -> bool:
+    """Whether it holds any file open. One whose files may not be read counts as if it did."""
+    try:
+        return bool(os.listdir(PROC / str(process.pid) / "fd"))  # noqa: PTH208 (as above)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
 def listeners(members: Iterable[ProcessId]) -> set[int]:
     """TCP ports on which any of `members` listens."""
     ports = set()
