@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nvfp4lab.kernels import roofline, timing, timing_events, timing_gpu
+from nvfp4lab.kernels.backends import sglang_marlin
 from nvfp4lab.kernels.cases import Case, CaseResult, OpenCase, open_case
 from nvfp4lab.kernels.roofline import Peaks
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape
@@ -155,6 +156,63 @@ def test_cupti_is_named_only_if_it_was_used(capsys):
     fallen = timing.measure_gpu(Kernel(), CPU, bench_with([0.5], said))
     assert (fallen.method, fallen.note) == ("cuda_events", said)
     assert capsys.readouterr().out.startswith("TIMING FALLBACK: CUPTI is not installed")
+
+
+def bench_of_graphs(refuses: str = "", said: str = ""):
+    """A timer whose graph replays take 0.2 ms, and whose calls launched one by one take 0.9."""
+    asked_for = []
+
+    def bench(call, *, use_cuda_graph, **asked):
+        asked_for.append(use_cuda_graph)
+        if use_cuda_graph and refuses:
+            raise RuntimeError(refuses)
+        if said:
+            warnings.warn(said, stacklevel=1)
+        return [0.2] if use_cuda_graph else [0.9]
+
+    return bench, asked_for
+
+
+def test_a_call_that_can_be_captured_is_timed_as_the_replay_of_its_graph():
+    bench, asked_for = bench_of_graphs()
+    measured = timing.measure_gpu(Kernel(), CPU, bench, as_graph=True)
+    assert (measured.times_ms, measured.method, measured.note, asked_for) == ((0.2,), "cupti_graph", "", [True])
+    assert timing.measure_gpu(Kernel(), CPU, bench).method == "cupti"
+    assert asked_for == [True, False]
+
+
+def test_a_call_that_cannot_be_captured_is_timed_one_by_one_and_says_so(capsys):
+    bench, asked_for = bench_of_graphs(refuses="operation not permitted when stream is capturing\nmore")
+    measured = timing.measure_gpu(Kernel(), CPU, bench, as_graph=True)
+    note = "The call was not captured in a CUDA graph: operation not permitted when stream is capturing more."
+    assert (measured.times_ms, measured.method, measured.note, asked_for) == ((0.9,), "cupti", note, [True, False])
+    assert capsys.readouterr().out.startswith(f"TIMING FALLBACK: {note} Launch overhead")
+
+
+def test_without_cupti_no_graph_is_timed_since_its_replays_would_find_a_warm_cache():
+    bench, asked_for = bench_of_graphs(said="CUPTI is not installed. Falling back to CUDA events for benchmarking.")
+    measured = timing.measure_gpu(Kernel(), CPU, bench, as_graph=True)
+    assert (measured.times_ms, measured.method, measured.cold_l2, asked_for) == ((0.9,), "cuda_events", True, [True, False])
+
+
+def test_exhausted_memory_is_not_taken_for_a_call_that_cannot_be_captured():
+    def bench(call, **asked):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        timing.measure_gpu(Kernel(), CPU, bench, as_graph=True)
+
+
+def test_what_a_server_captures_is_timed_captured(monkeypatch):
+    asked_for = []
+    monkeypatch.setattr(timing, "measure_gpu", lambda call, device, as_graph: asked_for.append(as_graph))
+    monkeypatch.setattr("nvfp4lab.kernels.cases._device", lambda: CPU)
+    opened = open_case(Case("torch.reference_gemm", "exact_t8", GemmShape(4, 32, 256)))
+    for can_be_captured in (opened.can_be_captured, True):
+        on_gpu = dataclasses.replace(opened, device=torch.device("cuda"), can_be_captured=can_be_captured)
+        timing.measure_call(on_gpu)
+    assert asked_for == [False, True]
+    assert all("cuda_graph" in one.variants for one in sglang_marlin.BACKENDS)
 
 
 def test_without_flashinfer_cuda_events_are_used_and_named(monkeypatch, capsys):

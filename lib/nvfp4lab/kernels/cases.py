@@ -97,6 +97,7 @@ class OpenCase:
     timed_call: the same on realistic operands. A probe's operands have few distinct bits: the card draws less power on them,
     holds a higher clock and would look faster than any model makes it.
     flops, min_bytes: the work of one call; bytes count each operand once, as stored.
+    can_be_captured: the backend says that its call may be captured in a CUDA graph.
     """
 
     call: Callable[[], torch.Tensor]
@@ -105,6 +106,7 @@ class OpenCase:
     flops: float
     min_bytes: float
     device: torch.device
+    can_be_captured: bool = False
 
 
 def open_case(case: Case) -> OpenCase:
@@ -171,6 +173,7 @@ def _opened(case: Case, backend: Backend, experiment: Experiment) -> OpenCase:
         flops=case.shape.flops,
         min_bytes=case.shape.min_bytes(fp4_activations=backend.activations == "fp4"),
         device=experiment.problem.device,
+        can_be_captured="cuda_graph" in backend.variants,
     )
 
 

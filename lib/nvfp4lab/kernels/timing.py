@@ -2,7 +2,9 @@
 
 `time_case` gates a prepared case, times it on realistic operands, and gates it again: a kernel that passes once and fails
 after a thousand calls (a stale workspace, a race) has no speed. GPU times come from `flashinfer.testing.bench_gpu_time`;
-what it falls back to without CUPTI is recorded and said aloud, since launch overhead is then part of the number.
+what it falls back to without CUPTI is recorded and said aloud, since launch overhead is then part of the number. A call that
+can be captured is timed as the replay of its CUDA graph, as a server decodes: launched one by one, the several kernels of a
+fused MoE wait for the host, and on an H200 two runs of one case differed by 1.9 times for that alone.
 """
 
 import dataclasses
@@ -28,8 +30,9 @@ _Z_95 = 1.96
 class Measurement:
     """Times of single calls in ms.
 
-    method: "cupti" (kernel time alone), "cuda_events" (with launch overhead) or "cpu_clock".
-    note: why the better method was not used. cold_l2: whether the L2 cache was flushed before every call.
+    method: "cupti_graph" (first kernel's start to last one's end in the replay of a CUDA graph), "cupti" (the same with the
+    launches one by one), "cuda_events" (with launch overhead) or "cpu_clock". note: why the better method was not used.
+    cold_l2: whether the L2 cache was flushed before every call.
     gpu: clocks, power and temperature meanwhile; empty on a CPU or without NVML.
     """
 
@@ -102,7 +105,7 @@ def _rate(name: str, work_per_ms: float, unit: str, median: Number) -> Number:
 def measure_call(opened: OpenCase) -> Measurement:
     """Time `opened.timed_call` on its device by the best method there."""
     if opened.device.type == "cuda":
-        return measure_gpu(opened.timed_call, opened.device)
+        return measure_gpu(opened.timed_call, opened.device, as_graph=opened.can_be_captured)
     return measure_cpu(opened.timed_call)
 
 
@@ -117,26 +120,51 @@ def measure_cpu(call: Callable[[], Any], clock_ns: Callable[[], int] = time.perf
     return Measurement(tuple(times_ms), "cpu_clock", cold_l2=False)
 
 
-def measure_gpu(call: Callable[[], Any], device: torch.device, bench: Callable[..., list[float]] | None = None) -> Measurement:
+def measure_gpu(
+    call: Callable[[], Any], device: torch.device, bench: Callable[..., list[float]] | None = None, as_graph: bool = False
+) -> Measurement:
     """GPU time of calls with a cold L2, by FlashInfer's own timer. `bench`: stands in for it in tests.
 
+    as_graph: of the replay of one captured call; where that fails, of the call itself, and the note says why.
     Raises RuntimeError if the timer returns a time that cannot be: none, not finite, or not positive.
     """
     bench = bench or _flashinfer_timer()
-    with timing_gpu.watch(device) as state, warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        if bench is None:
-            times_ms, note = timing_events.bench(call, WARM_UP_MS, REPEAT_MS), "flashinfer.testing is not installed."
-        else:
-            asked = {"enable_cupti": True, "use_cuda_graph": False, "cold_l2_cache": True}
-            times_ms = bench(call, dry_run_time_ms=WARM_UP_MS, repeat_time_ms=REPEAT_MS, **asked)
-            # FlashInfer says in a warning, and only there, that it did not use CUPTI after all.
-            note = next((str(one.message) for one in said if "falling back" in str(one.message).lower()), "")
+    with timing_gpu.watch(device) as state:
+        times_ms, method, note = _timed(bench, call, as_graph)
     if not times_ms or not all(math.isfinite(one) and one > 0 for one in times_ms):
         raise RuntimeError(f"the timer gave impossible times: {times_ms[:5]} ...")
     if note:
         print(f"TIMING FALLBACK: {note} Launch overhead is part of these numbers.", flush=True)
-    return Measurement(tuple(times_ms), "cuda_events" if note else "cupti", cold_l2=True, note=note, gpu=state.numbers())
+    return Measurement(tuple(times_ms), method, cold_l2=True, note=note, gpu=state.numbers())
+
+
+def _timed(bench: Callable[..., list[float]] | None, call: Callable[[], Any], as_graph: bool) -> tuple[list[float], str, str]:
+    """(times in ms, method, why no better one)."""
+    if bench is None:
+        return timing_events.bench(call, WARM_UP_MS, REPEAT_MS), "cuda_events", "flashinfer.testing is not installed."
+    refused = ""
+    if as_graph:
+        try:
+            times_ms, fallen = _by_flashinfer(bench, call, use_cuda_graph=True)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            refused = f"The call was not captured in a CUDA graph: {' '.join(str(error).split())[:200]}."
+        else:
+            if not fallen:
+                return times_ms, "cupti_graph", ""
+            # Without CUPTI FlashInfer replays a graph over the same operands: a warm L2. Below it flushes.
+    times_ms, fallen = _by_flashinfer(bench, call, use_cuda_graph=False)
+    return times_ms, "cuda_events" if fallen else "cupti", " ".join(filter(None, (refused, fallen)))
+
+
+def _by_flashinfer(bench: Callable[..., list[float]], call: Callable[[], Any], use_cuda_graph: bool) -> tuple[list[float], str]:
+    """(times in ms, what was said if CUPTI was not used): FlashInfer says that in a warning, and only there."""
+    asked = {"enable_cupti": True, "use_cuda_graph": use_cuda_graph, "cold_l2_cache": True}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        times_ms = bench(call, dry_run_time_ms=WARM_UP_MS, repeat_time_ms=REPEAT_MS, **asked)
+    return times_ms, next((str(one.message) for one in said if "falling back" in str(one.message).lower()), "")
 
 
 def _flashinfer_timer() -> Callable[..., list[float]] | None:
