@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nvfp4lab import cli
 from nvfp4lab.batch import cleanup
 from nvfp4lab.batch import piece as pieces_module
 from nvfp4lab.batch import run as coordinator
@@ -21,7 +22,7 @@ from nvfp4lab.batch.executors import create
 from nvfp4lab.batch.piece import Needs, Result
 from nvfp4lab.batch.plan import Plan
 from nvfp4lab.errors import LabError
-from nvfp4lab.records import Verdict
+from nvfp4lab.records import Ledger, Verdict
 from toy_pieces import toy
 
 
@@ -179,6 +180,16 @@ def test_exit_codes_tell_the_four_ends_apart():
     assert coordinator.Summary((ok,), (), True).exit_code == 2
 
 
+@pytest.mark.parametrize(("held", "said"), [("plan.json", "add --resume"), ("ledger.jsonl", "records of work by hand")])
+def test_a_folder_that_holds_something_already_is_left_alone(tmp_path, capsys, held, said):
+    (tmp_path / held).write_text("{}\n")
+    (tmp_path / "p.yaml").write_text("notebooks: [00_start_here]\n")
+    assert cli.main(["run", str(tmp_path / "p.yaml"), "--out", str(tmp_path)]) != 0
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held, "p.yaml"])
+    assert (tmp_path / held).read_text() == "{}\n"
+
+
 def test_resume_repeats_nothing_finished_and_retry_repeats_what_failed(tmp_path):
     journal = tmp_path / "journal"
     plan = Plan("toys", ((toy(1, journal=str(journal)), toy(2, "fail")), (toy(3, journal=str(journal)),)))
@@ -189,6 +200,21 @@ def test_resume_repeats_nothing_finished_and_retry_repeats_what_failed(tmp_path)
     coordinator.run(plan, tmp_path / "run", engine, retry_failed=True)
     assert journal.read_text().split() == ["1", "3"]
     assert len(list((tmp_path / "run" / "pieces").glob("*.retired-*"))) == 1
+
+
+def test_asking_again_for_one_notebook_loses_no_other(tmp_path):
+    """As `--only 22`, `--only 31` and `--only 40` into one folder."""
+    engine, run_dir = create("local", workers=1), tmp_path / "run"
+
+    def subjects() -> list[str]:
+        return [record.subject for record in Ledger(run_dir / "ledger.jsonl")]
+
+    assert coordinator.run(Plan("toys", ((toy(1, "testify", verdict="hang"), toy(2, "testify")),)), run_dir, engine).exit_code == 1
+    again = coordinator.run(Plan("toys", ((toy(2, "testify", note="asked otherwise"), toy(3, "testify")),)), run_dir, engine)
+    assert again.exit_code == 0  # what was not asked for now is not judged now
+    assert subjects() == ["toy:1", "toy:2", "toy:3"]  # one of toy 2: a newer digest takes the place of the older
+    page = (run_dir / "index.html").read_text()
+    assert all(f"toy-{number}" in page for number in (1, 2, 3))
 
 
 COORDINATE = """

@@ -9,7 +9,7 @@ from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 from nvfp4lab.batch.piece import Needs, Piece
-from nvfp4lab.records import Verdict
+from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict
 
 FAKE_SERVER = Path(__file__).with_name("launch_fake_server.py")
 
@@ -60,6 +60,15 @@ def end_itself(arguments, attempt: Path):
 def see(arguments, attempt: Path):
     """Say which GPUs it was given."""
     return Verdict.OK, os.environ.get("CUDA_VISIBLE_DEVICES", "whatever is there")
+
+
+def testify(arguments, attempt: Path):
+    """Leave one record of what was asked for."""
+    verdict = Verdict(arguments.get("verdict", "ok"))
+    Ledger(attempt / "ledger.jsonl").append(
+        Evidence("kernel", f"toy:{arguments['number']}", Target("cpu"), Stack(), verdict, "none")
+    )
+    return Verdict.OK, ""
 
 
 def leave(arguments, attempt: Path):

@@ -19,7 +19,8 @@ import secrets
 import time
 import traceback
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,20 @@ class Result:
 
 def published(piece: Piece, run_dir: Path) -> Result | None:
     """The result of an earlier complete attempt, or None."""
+    return _result_in(piece.folder(run_dir))
+
+
+def published_besides(names: Collection[str], run_dir: Path) -> list[Result]:
+    """Results in `run_dir` of pieces of other names, by name: of several of one name the last."""
+    folders = [folder for folder in (run_dir / "pieces").glob("*") if "." not in folder.name]  # no attempt, none retired
+    found = sorted(((folder.stat().st_mtime_ns, result) for folder in folders if (result := _result_in(folder))), key=itemgetter(0))
+    others = {result.name: result for _, result in found if result.name not in names}
+    return [others[name] for name in sorted(others)]
+
+
+def _result_in(folder: Path) -> Result | None:
     try:
-        row = json.loads((piece.folder(run_dir) / RESULT_FILE).read_text(encoding="utf-8"))
+        row = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return Result(**row | {"verdict": Verdict(row["verdict"])})

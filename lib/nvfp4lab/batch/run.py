@@ -77,9 +77,8 @@ def run(plan: Plan, run_dir: Path, executor: Executor, retry_failed: bool = Fals
         print(line)
     ordered = tuple(results.get(piece.digest) or _not_reached(piece) for piece in plan.pieces)
     derive(plan, run_dir)
-    return Summary(
-        ordered, tuple(record for record in Ledger(run_dir / notebooks.LEDGER_FILE) if record.verdict in BAD), interrupted
-    )
+    records = (record for piece in plan.pieces for record in Ledger(piece.folder(run_dir) / notebooks.LEDGER_FILE))
+    return Summary(ordered, tuple(record for record in records if record.verdict in BAD), interrupted)
 
 
 def _wave(wave: Sequence[Piece], run_dir: Path, executor: Executor, retry_failed: bool) -> Iterator[Result]:
@@ -96,19 +95,20 @@ def _wave(wave: Sequence[Piece], run_dir: Path, executor: Executor, retry_failed
 
 
 def derive(plan: Plan, run_dir: Path) -> None:
-    """Rewrite what the run folder shows from the published pieces: joined ledger, pages, index."""
-    results, lines = [], []
-    for piece in plan.pieces:
-        done = pieces_module.published(piece, run_dir)
-        results.append(done or _not_reached(piece))
-        if done is None:
-            continue
-        folder = piece.folder(run_dir)
+    """Rewrite what the run folder shows from the published pieces: joined ledger, pages, index.
+
+    Pieces of an earlier plan that this one does not name (`--only`) come first: asking again for one notebook loses no other.
+    """
+    others = pieces_module.published_besides({piece.name for piece in plan.pieces}, run_dir)
+    results = [*others, *(pieces_module.published(piece, run_dir) or _not_reached(piece) for piece in plan.pieces)]
+    lines = []
+    for result in results:
+        folder = run_dir / "pieces" / result.digest
         for record in Ledger(folder / notebooks.LEDGER_FILE):
-            artefacts = tuple(f"pieces/{piece.digest}/{path}" for path in record.artefacts)
+            artefacts = tuple(f"pieces/{result.digest}/{path}" for path in record.artefacts)
             lines.append(dataclasses.replace(record, artefacts=artefacts).to_json() + "\n")
         for source, suffix in ((notebooks.NOTEBOOK_FILE, ".ipynb"), (notebooks.REPORT_FILE, ".html")):
-            shown = run_dir / f"{piece.name}{suffix}"
+            shown = run_dir / f"{result.name}{suffix}"
             if (folder / source).exists() and not _same_file(folder / source, shown):
                 atomic.replace(shown, (folder / source).read_bytes())
     atomic.replace(run_dir / notebooks.LEDGER_FILE, "".join(lines).encode())

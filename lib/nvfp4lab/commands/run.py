@@ -53,6 +53,10 @@ def _run_dir(args: argparse.Namespace, coordinator) -> Path:
     if args.out:
         if (args.out / "plan.json").exists() and not (args.resume or args.retry):
             raise LabError(f"{args.out} holds a run already; add --resume to go on with it", exit_code=2)
+        if (args.out / "ledger.jsonl").exists() and not (args.out / "plan.json").exists():
+            raise LabError(
+                f"{args.out}/ledger.jsonl holds records of work by hand, which a run would replace; choose another --out"
+            )
         return args.out
     if args.resume or args.retry:
         newest = coordinator.newest_run(Path("outputs"), name)
