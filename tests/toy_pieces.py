@@ -65,9 +65,9 @@ def see(arguments, attempt: Path):
 def testify(arguments, attempt: Path):
     """Leave one record of what was asked for."""
     verdict = Verdict(arguments.get("verdict", "ok"))
-    Ledger(attempt / "ledger.jsonl").append(
-        Evidence("kernel", f"toy:{arguments['number']}", Target("cpu"), Stack(), verdict, "none")
-    )
+    reason = "" if verdict is Verdict.OK else "asked for"
+    record = Evidence("kernel", f"toy:{arguments['number']}", Target("cpu"), Stack(), verdict, "none", reason)
+    Ledger(attempt / "ledger.jsonl").append(record)
     return Verdict.OK, ""
 
 
