@@ -137,6 +137,17 @@ def test_times_are_taken_on_operands_of_many_distinct_values(backend, probe, sha
     assert realistic.unique().numel() > 0.9 * realistic.numel() > exact.unique().numel()
 
 
+@pytest.mark.parametrize(("method", "verdict"), [("cupti_graph", Verdict.WRONG), ("cupti", Verdict.OK)])
+def test_what_was_timed_as_a_replay_is_gated_as_a_replay(monkeypatch, method, verdict):
+    """A kernel that stays outside the captured graph: each plain call is right, its replay writes nothing."""
+    opened = dataclasses.replace(Kernel().opened(), check=lambda output: WRONG if output.isnan() else CaseResult(Verdict.OK))
+    monkeypatch.setattr(timing.variants, "replayed", lambda launch: torch.tensor(math.nan))
+    result = timing.time_case(opened, lambda opened: timing.Measurement((2.0,), method, True))
+    assert result.verdict is verdict and bool(result.numbers) == (verdict is Verdict.OK)
+    if verdict is Verdict.WRONG:
+        assert result.reason.endswith("replayed from a CUDA graph: row 3 is NaN") and result.details["gate"] == "after timing"
+
+
 def bench_with(times, said: str = ""):
     def bench(call, **asked):
         assert asked["enable_cupti"] and asked["cold_l2_cache"]
@@ -158,14 +169,14 @@ def test_cupti_is_named_only_if_it_was_used(capsys):
     assert capsys.readouterr().out.startswith("TIMING FALLBACK: CUPTI is not installed")
 
 
-def bench_of_graphs(refuses: str = "", said: str = ""):
+def bench_of_graphs(refuses: Exception | None = None, said: str = ""):
     """A timer whose graph replays take 0.2 ms, and whose calls launched one by one take 0.9."""
     asked_for = []
 
     def bench(call, *, use_cuda_graph, **asked):
         asked_for.append(use_cuda_graph)
         if use_cuda_graph and refuses:
-            raise RuntimeError(refuses)
+            raise refuses
         if said:
             warnings.warn(said, stacklevel=1)
         return [0.2] if use_cuda_graph else [0.9]
@@ -181,12 +192,63 @@ def test_a_call_that_can_be_captured_is_timed_as_the_replay_of_its_graph():
     assert asked_for == [True, False]
 
 
-def test_a_call_that_cannot_be_captured_is_timed_one_by_one_and_says_so(capsys):
-    bench, asked_for = bench_of_graphs(refuses="operation not permitted when stream is capturing\nmore")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            RuntimeError("operation not permitted when stream is capturing\nmore"),
+            "RuntimeError: operation not permitted when stream is capturing more",
+        ),
+        (  # FlashInfer, where CUPTI saw nothing of the replay
+            ValueError("No kernel activities recorded for iteration 0"),
+            "ValueError: No kernel activities recorded for iteration 0",
+        ),
+    ],
+)
+def test_a_call_whose_graph_cannot_be_timed_is_timed_one_by_one_and_says_so(capsys, error, told):
+    bench, asked_for = bench_of_graphs(refuses=error)
     measured = timing.measure_gpu(Kernel(), CPU, bench, as_graph=True)
-    note = "The call was not captured in a CUDA graph: operation not permitted when stream is capturing more."
+    note = f"The replay of its CUDA graph could not be timed: {told}."
     assert (measured.times_ms, measured.method, measured.note, asked_for) == ((0.9,), "cupti", note, [True, False])
-    assert capsys.readouterr().out.startswith(f"TIMING FALLBACK: {note} Launch overhead")
+    assert capsys.readouterr().out.startswith(f"TIMING FALLBACK: {note} Where a call is several kernels, gaps")
+
+
+def test_a_timer_that_fails_is_no_crash_of_the_kernel(monkeypatch, capsys):
+    def bench(call, **asked):
+        raise ValueError("Inconsistent kernel names: {'a'} != {'b'}")
+
+    monkeypatch.setattr(timing_events, "bench", lambda call, warm_up_ms, repeat_ms: [0.7])
+    measured = timing.measure_gpu(Kernel(), CPU, bench)
+    assert (measured.times_ms, measured.method) == ((0.7,), "cuda_events")
+    assert measured.note == "A call could not be timed: ValueError: Inconsistent kernel names: {'a'} != {'b'}."
+    assert capsys.readouterr().out.strip().endswith("Launch overhead is part of these numbers.")
+
+
+def test_a_failed_capture_leaves_the_stream_that_was_current(monkeypatch):
+    """`torch.cuda.graph` ends a capture before it leaves its stream; where ending raises, it never leaves."""
+    current = ["ours"]
+
+    class Stream:
+        def __init__(self, stream):
+            self.before, self.stream = current[0], stream
+
+        def __enter__(self):
+            current[0] = self.stream
+
+        def __exit__(self, *_):
+            current[0] = self.before
+
+    def bench(call, *, use_cuda_graph, **asked):
+        if use_cuda_graph:
+            current[0] = "of the capture"
+            raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+        assert current == ["ours"]
+        return [0.9]
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(torch.cuda, "stream", Stream)
+    assert timing.measure_gpu(Kernel(), torch.device("cuda"), bench, as_graph=True).method == "cupti"
+    assert current == ["ours"]
 
 
 def test_without_cupti_no_graph_is_timed_since_its_replays_would_find_a_warm_cache():
@@ -228,7 +290,11 @@ def test_without_flashinfer_cuda_events_are_used_and_named(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("times", [[], [0.5, 0.0], [-1.0], [math.nan], [math.inf]])
-def test_impossible_times_are_refused(times):
+def test_impossible_times_are_refused(monkeypatch, times):
+    monkeypatch.setattr(timing_events, "bench", lambda call, warm_up_ms, repeat_ms: [0.7])
+    fallen = timing.measure_gpu(Kernel(), CPU, bench_with(times))
+    assert (fallen.times_ms, fallen.method) == ((0.7,), "cuda_events") and "impossible times" in fallen.note
+    monkeypatch.setattr(timing_events, "bench", lambda call, warm_up_ms, repeat_ms: times)
     with pytest.raises(RuntimeError, match="impossible"):
         timing.measure_gpu(Kernel(), CPU, bench_with(times))
 

@@ -4,9 +4,11 @@
 after a thousand calls (a stale workspace, a race) has no speed. GPU times come from `flashinfer.testing.bench_gpu_time`;
 what it falls back to without CUPTI is recorded and said aloud, since launch overhead is then part of the number. A call that
 can be captured is timed as the replay of its CUDA graph, as a server decodes: launched one by one, the several kernels of a
-fused MoE wait for the host, and on an H200 two runs of one case differed by 1.9 times for that alone.
+fused MoE wait for the host, and on an H200 two runs of one case differed by 1.9 times for that alone. What was timed as a
+replay is gated as a replay too: a kernel that stayed outside the graph would look fast and leave the output as it was.
 """
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -17,11 +19,12 @@ from typing import Any
 
 import torch
 
-from nvfp4lab.kernels import timing_events, timing_gpu
+from nvfp4lab.kernels import timing_events, timing_gpu, variants
 from nvfp4lab.kernels.cases import CaseResult, OpenCase
 from nvfp4lab.records import Number, Verdict, WrongKind
 
 WARM_UP_MS, REPEAT_MS = 25, 100
+GRAPH_REPLAY = "cupti_graph"
 _CPU_CALLS = (5, 200)  # fewest and most
 _Z_95 = 1.96
 
@@ -66,15 +69,14 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def time_case(opened: OpenCase, measure: Callable[[OpenCase], Measurement] | None = None) -> CaseResult:
     """Gate, time, gate again. The result of the failing gate, without numbers, or the passing one with them.
 
-    The second gate judges a call made after the timed ones; `details["gate"]` says that it failed then.
+    The second gate judges calls made after the timed ones, one of them in the way that was timed; `details["gate"]` says that
+    it failed then.
     """
     before = opened.check(opened.call())
     if before.verdict is not Verdict.OK:
         return before
     measured = (measure or measure_call)(opened)
-    after = opened.check(opened.call())
-    if after.verdict is Verdict.OK and not torch.isfinite(opened.timed_call()).all():
-        after = dataclasses.replace(after, verdict=Verdict.WRONG, kind=WrongKind.NAN, reason="not finite on realistic operands")
+    after = _gate_again(opened, measured.method)
     if after.verdict is not Verdict.OK:
         reason = f"passed before it was timed, failed after {len(measured.times_ms)} timed calls: {after.reason}"
         return dataclasses.replace(after, reason=reason, numbers=(), details=dict(after.details) | {"gate": "after timing"})
@@ -82,6 +84,18 @@ def time_case(opened: OpenCase, measure: Callable[[OpenCase], Measurement] | Non
     if measured.note:
         details["timing_note"] = measured.note
     return dataclasses.replace(after, numbers=(*after.numbers, *numbers(measured, opened)), details=details)
+
+
+def _gate_again(opened: OpenCase, method: str) -> CaseResult:
+    """The first failure of: a call, the replay of its graph if that is what was timed, the call on realistic operands."""
+    after = opened.check(opened.call())
+    if after.verdict is Verdict.OK and method == GRAPH_REPLAY:
+        after = opened.check(variants.replayed(opened.call))
+        if after.verdict is not Verdict.OK:
+            return dataclasses.replace(after, reason=f"replayed from a CUDA graph: {after.reason}")
+    if after.verdict is Verdict.OK and not torch.isfinite(opened.timed_call()).all():
+        return dataclasses.replace(after, verdict=Verdict.WRONG, kind=WrongKind.NAN, reason="not finite on realistic operands")
+    return after
 
 
 def numbers(measured: Measurement, opened: OpenCase) -> tuple[Number, ...]:
@@ -125,46 +139,64 @@ def measure_gpu(
 ) -> Measurement:
     """GPU time of calls with a cold L2, by FlashInfer's own timer. `bench`: stands in for it in tests.
 
-    as_graph: of the replay of one captured call; where that fails, of the call itself, and the note says why.
-    Raises RuntimeError if the timer returns a time that cannot be: none, not finite, or not positive.
+    as_graph: of the replay of one captured call. Where that, or the timer, fails, the next best way is taken and the note says
+    why. Raises RuntimeError if none gives times that can be: some, all finite and positive.
     """
-    bench = bench or _flashinfer_timer()
     with timing_gpu.watch(device) as state:
-        times_ms, method, note = _timed(bench, call, as_graph)
-    if not times_ms or not all(math.isfinite(one) and one > 0 for one in times_ms):
-        raise RuntimeError(f"the timer gave impossible times: {times_ms[:5]} ...")
+        times_ms, method, note = _timed(bench or _flashinfer_timer(), call, device, as_graph)
     if note:
-        print(f"TIMING FALLBACK: {note} Launch overhead is part of these numbers.", flush=True)
+        print(f"TIMING FALLBACK: {note} {_PRICE[method]}", flush=True)
     return Measurement(tuple(times_ms), method, cold_l2=True, note=note, gpu=state.numbers())
 
 
-def _timed(bench: Callable[..., list[float]] | None, call: Callable[[], Any], as_graph: bool) -> tuple[list[float], str, str]:
-    """(times in ms, method, why no better one)."""
-    if bench is None:
-        return timing_events.bench(call, WARM_UP_MS, REPEAT_MS), "cuda_events", "flashinfer.testing is not installed."
-    refused = ""
-    if as_graph:
+_PRICE = {
+    "cupti": "Where a call is several kernels, gaps in which they wait for the host are part of these numbers.",
+    "cuda_events": "Launch overhead is part of these numbers.",
+}
+
+
+def _timed(
+    bench: Callable[..., list[float]] | None, call: Callable[[], Any], device: torch.device, as_graph: bool
+) -> tuple[list[float], str, str]:
+    """(times in ms, method, why no better one). A timer that fails says nothing about the kernel."""
+    why = [] if bench else ["flashinfer.testing is not installed."]
+    for use_cuda_graph in ([True, False] if as_graph else [False]) if bench else []:
         try:
-            times_ms, fallen = _by_flashinfer(bench, call, use_cuda_graph=True)
+            times_ms, fallen = _by_flashinfer(bench, call, device, use_cuda_graph)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
-            refused = f"The call was not captured in a CUDA graph: {' '.join(str(error).split())[:200]}."
-        else:
-            if not fallen:
-                return times_ms, "cupti_graph", ""
-            # Without CUPTI FlashInfer replays a graph over the same operands: a warm L2. Below it flushes.
-    times_ms, fallen = _by_flashinfer(bench, call, use_cuda_graph=False)
-    return times_ms, "cuda_events" if fallen else "cupti", " ".join(filter(None, (refused, fallen)))
+        except Exception as error:  # a refused capture, FlashInfer's or CUPTI's own; a fault of the kernel comes back below
+            what = "The replay of its CUDA graph" if use_cuda_graph else "A call"
+            why.append(f"{what} could not be timed: {type(error).__name__}: {' '.join(str(error).split())[:200]}.")
+            continue
+        if not use_cuda_graph:
+            return times_ms, "cuda_events" if fallen else "cupti", " ".join(filter(None, (*why, fallen)))
+        if not fallen:
+            return times_ms, GRAPH_REPLAY, ""
+        # Without CUPTI FlashInfer replays a graph over the same operands: a warm L2. The next way flushes.
+    return _possible(timing_events.bench(call, WARM_UP_MS, REPEAT_MS)), "cuda_events", " ".join(why)
 
 
-def _by_flashinfer(bench: Callable[..., list[float]], call: Callable[[], Any], use_cuda_graph: bool) -> tuple[list[float], str]:
+def _by_flashinfer(
+    bench: Callable[..., list[float]], call: Callable[[], Any], device: torch.device, use_cuda_graph: bool
+) -> tuple[list[float], str]:
     """(times in ms, what was said if CUPTI was not used): FlashInfer says that in a warning, and only there."""
     asked = {"enable_cupti": True, "use_cuda_graph": use_cuda_graph, "cold_l2_cache": True}
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as said, _stream_kept(device):
         warnings.simplefilter("always")
         times_ms = bench(call, dry_run_time_ms=WARM_UP_MS, repeat_time_ms=REPEAT_MS, **asked)
-    return times_ms, next((str(one.message) for one in said if "falling back" in str(one.message).lower()), "")
+    return _possible(times_ms), next((str(one.message) for one in said if "falling back" in str(one.message).lower()), "")
+
+
+def _stream_kept(device: torch.device) -> contextlib.AbstractContextManager:
+    """Comes back to the current stream: `torch.cuda.graph` stays on its own when the capture turns out invalid at its end."""
+    return torch.cuda.stream(torch.cuda.current_stream(device)) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _possible(times_ms: list[float]) -> list[float]:
+    if not times_ms or not all(math.isfinite(one) and one > 0 for one in times_ms):
+        raise RuntimeError(f"the timer gave impossible times: {times_ms[:5]} ...")
+    return times_ms
 
 
 def _flashinfer_timer() -> Callable[..., list[float]] | None:

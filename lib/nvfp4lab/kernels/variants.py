@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from nvfp4lab.errors import LabError
-from nvfp4lab.kernels.backends.base import Backend, kernel_of, weights_key
+from nvfp4lab.kernels.backends.base import Backend, Launch, kernel_of, weights_key
 from nvfp4lab.kernels.operands import Problem, take_rows
 from nvfp4lab.kernels.reference import Kernel
 
@@ -56,25 +56,24 @@ def _tuned(kernel: Kernel, tune_on: Callable[[Problem], Problem]) -> Kernel:
 
 
 def _cuda_graph(backend: Backend, problem: Problem) -> Kernels:
-    """Captured once, then replayed into a freshly poisoned output."""
     prepared = _prepared_once(backend)
+    yield "cuda_graph", lambda asked, out: replayed(backend.bind(prepared(asked), asked, out))
 
-    def captured(asked: Problem, out: torch.Tensor) -> torch.Tensor:
-        launch = backend.bind(prepared(asked), asked, out)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            launch()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = launch()
-        result.fill_(float("nan") if result.is_floating_point() else 0xA5)
-        graph.replay()
-        torch.cuda.synchronize()
-        return result.clone() if result.data_ptr() != out.data_ptr() else result
 
-    yield "cuda_graph", captured
+def replayed(launch: Launch) -> torch.Tensor:
+    """What one replay of the launch writes, captured in a CUDA graph, into an output that was poisoned after the capture."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        launch()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = launch()
+    result.fill_(float("nan") if result.is_floating_point() else 0xA5)
+    graph.replay()
+    torch.cuda.synchronize()
+    return result.clone()  # memory of the graph's own pool goes with the graph
 
 
 def _streams(backend: Backend, problem: Problem) -> Kernels:
