@@ -9,6 +9,7 @@ from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, plan
 from nvfp4lab.kernels.case_models import BOUNDARY_M, MODELS, boundary_shapes, model_shapes
 from nvfp4lab.kernels.case_replays import REPLAYS
+from nvfp4lab.kernels.probes_realistic import realistic_moe
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape
 from nvfp4lab.params import Params
 
@@ -41,6 +42,23 @@ def test_work_counts_only_what_an_even_router_sends_here():
     whole, quarter = named("qwen3_5_397b_a17b")["experts"], named("qwen3_5_397b_a17b", 1, 4)["experts"]
     assert quarter.flops == whole.flops / 4
     assert whole.min_bytes(True) < 512 * 3 * 4096 * 1024  # not all experts are touched by 16 tokens
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 8.0), (4096, 128.0)])
+def test_bytes_are_those_of_the_experts_that_tokens_ask(tokens, experts):
+    """One token asks top-k different experts, no fewer."""
+    shape = MoeShape(tokens, 2048, 768, 128, 8)
+    in_and_out = tokens * 2048 * 4.0
+    weights_of_one = 3 * 2048 * 768 * (0.5 + 1 / 16)
+    assert (shape.min_bytes(False) - in_and_out) / weights_of_one == pytest.approx(experts)
+
+
+def test_experts_asked_by_a_drawn_router_are_as_many_as_counted():
+    shape = MoeShape(16, 16, 16, 64, 8, 64, 128)  # half of the experts, as under expert parallelism
+    asked = [realistic_moe(shape, seed).topk_ids.unique() for seed in range(200)]
+    here = [int(((ids >= 64) & (ids < 128)).sum()) for ids in asked]
+    counted = (shape.min_bytes(False) - 16 * 16 * 4.0) / (3 * 16 * 16 * (0.5 + 1 / 16))
+    assert sum(here) / len(here) == pytest.approx(counted, rel=0.03)
 
 
 def test_a_config_json_is_read(tmp_path):

@@ -65,9 +65,8 @@ class MoeShape:
         return 2.0 * pairs * self.hidden * self.intermediate * 3
 
     def min_bytes(self, fp4_activations: bool) -> float:
-        """Weights of the experts that an even router touches, activations in and out once."""
-        pairs = self.tokens * self.topk * self.experts / self.all_experts
-        touched = self.experts * (1 - (1 - 1 / self.experts) ** pairs)
+        """Weights of the experts that an even router touches, activations in and out once. A token asks top-k different ones."""
+        touched = self.experts * (1 - (1 - self.topk / self.all_experts) ** self.tokens)
         fp4_bytes = 0.5 + 1 / BLOCK
         weights = touched * 3 * self.hidden * self.intermediate * fp4_bytes
         return weights + self.tokens * self.hidden * ((fp4_bytes if fp4_activations else 2.0) + 2.0)
