@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from unittest import mock
@@ -143,6 +145,20 @@ def test_a_notebook_that_resumes_finds_what_a_killed_attempt_had_measured(lab, t
     assert notebooks.execute(arguments, attempt)[0] is Verdict.OK
     assert (attempt / "ledger.jsonl").exists() is resumes
     assert (attempt / "answers" / "a.json").exists() is resumes
+
+
+def test_a_parameter_that_may_be_none_is_not_called_unknown(tmp_path):
+    """Papermill's parser overlooks `str | None`, as in the first cell of notebook 40."""
+    code = "from pathlib import Path; from nvfp4lab.batch import notebooks; print(notebooks.execute({arguments}, Path({folder!r})))"
+    arguments = {
+        "notebook": "40_decision",
+        "parameters": {"flashinfer": "0.7.4", "runs": [str(tmp_path / "none")]},
+        "cell_timeout_s": 60,
+    }
+    code = code.format(arguments=arguments, folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("(<Verdict")
+    assert "unknown parameter" not in done.stderr + (tmp_path / "log.txt").read_text()
 
 
 def test_an_unknown_notebook_names_its_nearest(lab):

@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -126,6 +127,8 @@ def _run(arguments: Mapping[str, Any], attempt: Path) -> None:
     """Execute the notebook through papermill; how it ended stands in the executed notebook's metadata."""
     import papermill  # here: seconds of imports that planning does not need
 
+    # Its parser overlooks annotations such as `str | None` and calls such parameters unknown; the plan has checked them all.
+    logging.getLogger("papermill").setLevel(logging.ERROR)
     with (attempt / "log.txt").open("w", encoding="utf-8") as log, contextlib.suppress(papermill.PapermillExecutionError):
         papermill.execute_notebook(
             path_of(arguments["notebook"]),
