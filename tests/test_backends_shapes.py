@@ -54,11 +54,11 @@ def test_bytes_are_those_of_the_experts_that_tokens_ask(tokens, experts):
 
 
 def test_experts_asked_by_a_drawn_router_are_as_many_as_counted():
-    shape = MoeShape(16, 16, 16, 64, 8, 64, 128)  # half of the experts, as under expert parallelism
-    asked = [realistic_moe(shape, seed).topk_ids.unique() for seed in range(200)]
-    here = [int(((ids >= 64) & (ids < 128)).sum()) for ids in asked]
-    counted = (shape.min_bytes(False) - 16 * 16 * 4.0) / (3 * 16 * 16 * (0.5 + 1 / 16))
-    assert sum(here) / len(here) == pytest.approx(counted, rel=0.03)
+    shape = MoeShape(2, 16, 16, 8, 8, 8, 16)  # half of the experts, as under expert parallelism
+    asked = [realistic_moe(shape, seed).topk_ids.unique() for seed in range(60)]
+    here = [int((ids >= 8).sum()) for ids in asked]
+    counted = (shape.min_bytes(False) - 2 * 16 * 4.0) / (3 * 16 * 16 * (0.5 + 1 / 16))
+    assert sum(here) / len(here) == pytest.approx(counted, rel=0.05)
 
 
 def test_a_config_json_is_read(tmp_path):
