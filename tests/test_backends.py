@@ -351,6 +351,24 @@ def test_a_kernel_that_adds_in_bf16_is_held_to_what_it_promises():
     assert found == {"exact_moe_small": Verdict.OK, "exact_moe": Verdict.WRONG}
 
 
+def test_what_adding_in_bf16_costs_is_asked_where_it_happens(monkeypatch):
+    """Qwen3-30B-A3B over four GPUs: only the QKV projection has N < 2048 <= K, and it is not the smallest of the dense layers."""
+    monkeypatch.setattr(sglang_marlin, "needs_gpu", lambda *packages: None)
+    p = Params(
+        kernel_backends=["sglang.gptq_marlin_gemm"],
+        kernel_models=["qwen3_30b_a3b"],
+        kernel_tokens=[1, 16],
+        kernel_tp=[1, 4],
+        kernel_variants=["streams"],
+    )
+    asked = plan.cases(p, H200)
+    strict = {case.shape for case in asked if case.probe == "exact_t24"}
+    assert strict == {GemmShape(16, 1280, 2048), GemmShape(16, 2048, 1024)}
+    assert {case.shape for case in asked if case.options} == strict
+    whole = plan.cases(p.model_copy(update={"kernel_tp": [1]}), H200)
+    assert {case.shape for case in whole if case.probe == "exact_t24"} == {GemmShape(16, 2048, 4096)}
+
+
 def test_plan_on_a_gpu_leaves_emulations_out():
     assert not any(case.backend.startswith(("emulation.", "torch.")) for case in plan.cases(Params(), H200))
     assert any(case.backend.startswith("emulation.") for case in plan.cases(Params(), CPU))

@@ -1,7 +1,8 @@
 """From params to cases: which backends, on which shapes, with which probes, called in which ways.
 
 Every shape gets the probe that decides most (exact operands, poisoned output). The other probes ask about the kernel rather
-than the shape, so they run at one shape of moderate size, unless probes are named: then all of them run at every shape.
+than the shape, so they run at one shape of moderate size (for a kernel that adds up in another way at some shapes: at one of
+each kind), unless probes are named: then all of them run at every shape.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from nvfp4lab.kernels import backends, probes
-from nvfp4lab.kernels.backends.base import SPLIT_K_IN_BF16, Backend
+from nvfp4lab.kernels.backends.base import SPLIT_K_IN_BF16, Backend, adds_in_bf16
 from nvfp4lab.kernels.case_models import Placed, model_shapes
 from nvfp4lab.kernels.case_replays import REPLAYS
 from nvfp4lab.kernels.cases import Case
@@ -20,7 +21,7 @@ from nvfp4lab.records import Target
 from nvfp4lab.stack import here
 
 DECISIVE = {"gemm": "exact_t24", "moe": "exact_moe", "quantise": "quantise_codes"}
-# For a kernel that adds partial sums up in bf16 by design; what that costs, the probe above still says at one shape.
+# For a kernel that adds partial sums up in bf16 by design; what that costs, the probe above still says at one such shape.
 DECISIVE_IN_BF16 = {"gemm": "exact_t8", "moe": "exact_moe_small"}
 _TUNING = frozenset({"tactics", "autotune", "off_bucket"})  # depend on the shape; graphs and streams ask about the kernel
 _FEWEST_ROWS = 16  # of the shape at which all probes run: relations between rows need some
@@ -64,12 +65,13 @@ def _of_backend(
     for place, probe, seed in itertools.product(own, everywhere, range(p.kernel_seeds)):
         timed = p.kernel_timed and probe is decisive and backend.op != "quantise" and seed == 0
         yield Case(backend.name, probe.name, place.shape, seed, timed=timed, source=place.source)
+    of_each_kind = [_moderate(alike) for alike in _kinds(backend, own)]
     if not asked:
-        moderate = _moderate(own)
-        rest = (probe for probe in probes.PROBES.values() if _fits(probe, backend) and probe is not decisive)
-        yield from (Case(backend.name, probe.name, moderate.shape, source=moderate.source) for probe in rest)
+        rest = [probe for probe in probes.PROBES.values() if _fits(probe, backend) and probe is not decisive]
+        pairs = itertools.product(of_each_kind, rest)
+        yield from (Case(backend.name, probe.name, place.shape, source=place.source) for place, probe in pairs)
     for variant in (one for one in p.kernel_variants if one in backend.variants):
-        for place in own if variant in _TUNING else [_moderate(own)]:
+        for place in own if variant in _TUNING else of_each_kind:
             yield Case(backend.name, decisive.name, place.shape, options=(("variant", variant),), source=place.source)
     if p.kernel_field_reports:
         replayed = (case for replay in REPLAYS for case in replay.cases(backend.name))
@@ -100,6 +102,14 @@ def _extremes(placed: Sequence[Placed]) -> list[Placed]:
     own = sorted((one for one in placed if isinstance(one.shape, QuantiseShape)), key=lambda one: (one.shape.k, one.shape.m))
     groups = [list(group) for _, group in itertools.groupby(own, key=lambda one: one.shape.k)]
     return [one for group in groups for one in dict.fromkeys((group[0], group[-1]))]
+
+
+def _kinds(backend: Backend, own: Sequence[Placed]) -> list[list[Placed]]:
+    """Shapes at which the backend adds up in the same way."""
+    kinds: dict[bool, list[Placed]] = {}
+    for one in own:
+        kinds.setdefault(adds_in_bf16(backend, one.shape), []).append(one)
+    return list(kinds.values())
 
 
 def _moderate(own: Sequence[Placed]) -> Placed:

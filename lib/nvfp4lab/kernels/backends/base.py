@@ -14,7 +14,7 @@ import torch
 
 from nvfp4lab.kernels.operands import Problem
 from nvfp4lab.kernels.reference import Kernel
-from nvfp4lab.kernels.shapes import Shape
+from nvfp4lab.kernels.shapes import GemmShape, Shape
 from nvfp4lab.records import Target
 
 Launch = Callable[[], torch.Tensor]
@@ -66,6 +66,11 @@ class Backend(Protocol):
 
     def bind(self, prepared: Any, problem: Problem, out: torch.Tensor) -> Launch:
         """A call without arguments that runs the kernel once. It writes `out` where the kernel takes an output."""
+
+
+def adds_in_bf16(backend: Backend, shape: Shape) -> bool:
+    """Whether split-K partial sums are added up in bf16 at this shape, by the rule in SPLIT_K_IN_BF16's words."""
+    return SPLIT_K_IN_BF16 in backend.conventions and not (isinstance(shape, GemmShape) and (shape.n >= 2048 or shape.k < 2048))
 
 
 def run(backend: Backend, prepared: Any, problem: Problem, out: torch.Tensor) -> torch.Tensor:
