@@ -92,6 +92,7 @@ def interrupted(kind: Kind, folder: Path, gpu: str) -> Ended:
             raise KeyboardInterrupt
 
     one = server(kind.mode, folder, gpu, interrupt)
+    one.limits = PATIENT  # it is interrupted before it could be found hung
     try:
         one.start()
     except KeyboardInterrupt:

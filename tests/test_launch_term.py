@@ -13,6 +13,7 @@ import pytest
 from launch_kinds import FAKE, survivors
 from launch_kinds import server as fake
 from nvfp4lab.server import processes, processes_term
+from nvfp4lab.server.launch import StartFailed
 
 HEAD = """
 import os, sys, time
@@ -159,3 +160,14 @@ def test_a_server_that_is_long_in_dying_is_not_said_to_run(tmp_path):
         while not (lost := server.lost()):
             time.sleep(0.02)
         assert lost == "the server began to end by itself and is not gone after 1 s"
+
+
+def test_a_lab_in_the_background_of_a_shell_hands_no_ignored_signal_on(tmp_path):
+    """`nvfp4lab run PARAMS &` in a script ignores INT and QUIT; a server that did too would not hear of a dead rank."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        with pytest.raises(StartFailed, match="killed by signal 3"):
+            fake("worker_dies", tmp_path).start()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

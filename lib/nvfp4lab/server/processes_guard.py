@@ -38,7 +38,9 @@ def _start(command: list[str]) -> int:
     if pid == 0:
         try:
             os.setsid()
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            # A shell's background job ignores INT and QUIT and hands that on; SGLang's ranks tell of their end by QUIT.
+            for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)
             os.execvpe(command[0], command, os.environ)
         except OSError as error:
             os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
