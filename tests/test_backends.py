@@ -11,6 +11,7 @@ from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, plan, probes, reference, variants
 from nvfp4lab.kernels.backends import base, flashinfer_mm_fp4, flashinfer_moe, sglang_marlin, torch_cpu
 from nvfp4lab.kernels.cases import Case, run_case
+from nvfp4lab.kernels.isolate_outcome import without_folders
 from nvfp4lab.kernels.operands import Fp4Operand
 from nvfp4lab.kernels.probes_exact import exact_gemm
 from nvfp4lab.kernels.probes_moe import exact_moe
@@ -118,6 +119,16 @@ def test_how_a_case_ends(monkeypatch, error, verdict):
     monkeypatch.setattr(backends, "find", lambda name: _Stub(error))
     result = run_case(Case("stub", "exact_t24", GEMM))
     assert result.verdict is verdict and str(error)[:20] in result.reason
+
+
+def test_a_refusal_names_the_file_and_not_where_it_was_built(monkeypatch):
+    error = InternalError(
+        "Failed at /home/u/.cache/build-1/sglang/csrc/gemm/marlin.cuh:745: Invalid thread config: MKN = [1, 640, 48]"
+    )
+    monkeypatch.setattr(backends, "find", lambda name: _Stub(error))
+    reason = run_case(Case("stub", "exact_t24", GEMM)).reason
+    assert reason == "InternalError: Failed at marlin.cuh:745: Invalid thread config: MKN = [1, 640, 48]"
+    assert without_folders("see https://x.org/a/b.py and /dev/shm") == "see https://x.org/a/b.py and /dev/shm"
 
 
 @pytest.mark.parametrize(

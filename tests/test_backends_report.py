@@ -1,22 +1,26 @@
 """What notebooks 22 and 23 tell: failures with their repro line, refusals, speeds, and disagreement with the source."""
 
 import pytest
+from matplotlib.colors import to_rgba
 
 from nvfp4lab.kernels import case_plots, case_report
 from nvfp4lab.kernels.case_expectations import mismatches
 from nvfp4lab.kernels.cases import Case, CaseResult
 from nvfp4lab.kernels.shapes import GemmShape
 from nvfp4lab.params import Params
-from nvfp4lab.records import Evidence, Number, Stack, Target, Verdict, WrongKind
+from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
+from nvfp4lab.report.style import VERDICT_COLOURS
 
 HERE, STACK = Target("9.0", True), Stack(sglang="0.5.17")
 
 
-def row(backend: str, verdict: Verdict, m: int = 16, ms: float | None = None, **details) -> Evidence:
+def row(backend: str, verdict: Verdict, m: int = 16, ms: float | None = None, rates=(2.0, 500.0, 0.5), **details) -> Evidence:
+    """rates: TFLOP/s, GB/s, fraction of the roofline (None: no peaks)."""
     numbers = ()
     if ms:
-        rates = (Number("tflop_s", 2.0, "TFLOP/s"), Number("gb_s", 500.0, "GB/s"), Number("roofline_fraction", 0.5, ""))
-        numbers = (Number("median_ms", ms, "ms", ms * 0.9, ms * 1.1, 50), *rates)
+        named = zip(("tflop_s", "gb_s", "roofline_fraction"), ("TFLOP/s", "GB/s", ""), rates, strict=True)
+        numbers = (Number("median_ms", ms, "ms", ms * 0.9, ms * 1.1, 50), Number("power_w", 300.0, "W"))
+        numbers += tuple(Number(name, rate, unit) for name, unit, rate in named if rate is not None)
     kind = WrongKind.GARBAGE if verdict is Verdict.WRONG else None
     result = CaseResult(verdict, "" if verdict is Verdict.OK else "its own words", kind, numbers, details)
     return result.evidence(Case(backend, "exact_t24", GemmShape(m, 64, 64), source="x"), HERE, STACK)
@@ -48,22 +52,99 @@ def test_refusals_and_notes_are_told_once_for_each_backend():
     assert case_report.notes(ROWS).splitlines() == ["d: follows the convention of x to the bit", "d: rounds"]
 
 
+def test_a_refusal_of_some_shapes_is_not_told_as_one_of_all():
+    some = [row("a", Verdict.OK), row("a", Verdict.OK, m=32), row("a", Verdict.UNSUPPORTED, m=33), *ROWS[2:3]]
+    of_a, of_b = case_report.refusals(some).splitlines()
+    assert "at 1 of its 3 shapes (m33n64k64): its own words" in of_a and "shapes" not in of_b
+
+
 def test_only_right_and_timed_cases_have_a_speed():
     speeds = case_report.speeds(ROWS)
-    assert list(speeds["backend"]) == ["a"] and speeds["median_ms"][0] == 1.0
+    assert list(speeds["backend"]) == ["a"] and speeds["median_ms"][0] == 1.0 and speeds["power_w"][0] == 300.0
+    assert len(case_report.speeds(ROWS[1:])) == 0
+
+
+def test_it_is_told_how_many_were_timed_and_why_not_by_a_better_method():
+    timed = [row("a", Verdict.OK, m, 1.0, timing_method="cupti_graph") for m in (1, 2)]
+    fallen = row("b", Verdict.OK, 1, 1.0, timing_method="cupti", timing_note="The replay could not be timed: why.")
+    told = case_report.how_timed([*timed, fallen, *ROWS[1:]])
+    assert told == "3 of 7 cases were timed: 2 by cupti_graph, 1 by cupti.\nThe replay could not be timed: why."
+    assert case_report.how_timed(ROWS[1:]).startswith("No case was timed")
 
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS[2:3]])
 def test_pictures_draw_what_there_is(rows):
     grid = case_plots.verdict_grid(rows)
     assert [label.get_text() for label in grid.axes[0].get_yticklabels()] == list(dict.fromkeys(map(case_report.backend_of, rows)))
-    assert case_plots.roofline(case_report.speeds(rows)).axes
+    assert "1 unsupported" in grid.alt
 
 
-def test_the_worst_verdict_of_a_shape_is_shown():
-    both = [row("a", Verdict.OK), row("a", Verdict.WRONG)]
-    [mesh] = case_plots.verdict_grid(both).axes[0].collections
-    assert mesh.get_array().flatten()[0] == list(case_plots.VERDICT_COLOURS).index(Verdict.WRONG)
+def cells(picture) -> list[tuple]:
+    """(backend, shape, verdict) by the colours of the cells."""
+    axes, colours = picture.axes[0], {to_rgba(colour): verdict for verdict, colour in VERDICT_COLOURS.items()}
+    shapes, names = ([label.get_text() for label in of()] for of in (axes.get_xticklabels, axes.get_yticklabels))
+    return [
+        (names[round(cell.get_y() + 0.5)], shapes[round(cell.get_x() + 0.5)], colours[cell.get_facecolor()])
+        for cell in axes.patches
+    ]
+
+
+def test_the_worst_verdict_of_a_shape_is_shown_and_how_many_were_right():
+    both = [
+        row("a", Verdict.OK),
+        row("a", Verdict.WRONG),
+        row("a", Verdict.OK),
+        row("a", Verdict.OK, m=32),
+        row("b", Verdict.CRASH),
+    ]
+    grid = case_plots.verdict_grid(both)
+    assert cells(grid) == [
+        ("a", "m16n64k64", Verdict.WRONG),
+        ("a", "m32n64k64", Verdict.OK),
+        ("b", "m16n64k64", Verdict.CRASH),
+    ]
+    assert [text.get_text() for text in grid.axes[0].texts] == ["2/3"]
+
+
+def test_of_too_many_shapes_no_failure_is_left_out():
+    many = [row("a", Verdict.WRONG if m == 99 else Verdict.OK, m=m) for m in range(1, 100)]
+    grid = case_plots.verdict_grid(many)
+    shown = cells(grid)
+    assert len(shown) == 60 and shown[-1] == ("a", "m99n64k64", Verdict.WRONG)
+    assert grid.axes[0].get_xlabel().startswith("60 of 99 shapes")
+
+
+def lines(picture) -> dict[str, tuple]:
+    """The lines without markers, by label."""
+    return {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+        for line in picture.axes[0].lines
+        if "oof" in line.get_label()
+    }
+
+
+def test_the_roof_has_its_ridge_where_the_card_has_it_not_at_a_case():
+    """1000 GB/s and 100 TFLOP/s: the ridge is at 100 FLOP/B, between a case at 10 and one at 1000."""
+    bf16 = {"arithmetic": "bf16"}
+    bound_by_memory = row("a", Verdict.OK, 1, 1.0, (5.0, 500.0, 0.5), roofline=bf16 | {"bound": "memory"})
+    bound_by_compute = row("a", Verdict.OK, 64, 1.0, (25.0, 25.0, 0.25), roofline=bf16 | {"bound": "compute"})
+    roofs = lines(case_plots.roofline(case_report.speeds([bound_by_memory, bound_by_compute])))
+    assert list(roofs) == ["roofline of bf16, measured here"]
+    x, y = roofs["roofline of bf16, measured here"]
+    assert (x, y) == (pytest.approx([10.0, 100.0, 1000.0]), pytest.approx([10.0, 100.0, 100.0]))
+    x, y = lines(case_plots.roofline(case_report.speeds([bound_by_memory] * 2)))["roofline of bf16, measured here"]
+    assert (x, y) == (pytest.approx([10.0]), pytest.approx([10.0]))  # no ceiling is known
+
+
+def test_times_without_peaks_are_points_without_a_roof():
+    picture = case_plots.roofline(case_report.speeds([row("a", Verdict.OK, ms=1.0, rates=(5.0, 500.0, None))]))
+    assert lines(picture) == {} and len(picture.axes[0].containers) == 1
+
+
+def test_points_of_two_methods_are_told_apart():
+    mixed = [row("a", Verdict.OK, m, 1.0, timing_method=method) for m, method in ((1, "cupti_graph"), (2, "cuda_events"))]
+    legend = [text.get_text() for text in case_plots.roofline(case_report.speeds(mixed)).axes[0].get_legend().get_texts()]
+    assert legend == ["a (cupti_graph)", "a (cuda_events)"]
 
 
 @pytest.mark.parametrize(
@@ -87,4 +168,15 @@ def test_source_and_run_are_set_beside_each_other(kernel, reading, count):
 
 
 def test_without_a_reading_the_notebook_says_how_to_get_one(tmp_path):
-    assert "notebook 10" in case_report.beside_source(Params(run_dir=str(tmp_path)), ROWS)
+    told = case_report.beside_source(Params(run_dir=str(tmp_path)), ROWS)
+    assert "notebook 10" in told and str(tmp_path) not in told
+
+
+def test_in_a_batch_the_reading_is_that_of_another_notebook(tmp_path, monkeypatch):
+    monkeypatch.setattr(case_report, "here", lambda: HERE)
+    own, other = (tmp_path / "pieces" / name for name in ("a1.attempt-0", "b2"))
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+    Ledger(other / "ledger.jsonl").append(source("marlin", Verdict.UNSUPPORTED))
+    ran = [row("sglang.gptq_marlin_gemm", Verdict.OK)]
+    assert "--fp4-gemm-backend marlin" in case_report.beside_source(Params(run_dir=str(own)), ran)

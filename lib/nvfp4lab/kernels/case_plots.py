@@ -1,72 +1,116 @@
 """Pictures of kernel runs: backend x shape coloured by verdict, and how near each timed case comes to the roofline."""
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
 
-from nvfp4lab.kernels.case_report import backend_of, shape_of
+from nvfp4lab.kernels.case_report import FAILURES, backend_of, shape_of
 from nvfp4lab.records import Evidence, Verdict
-from nvfp4lab.report.style import SERIES_COLOURS, VERDICT_COLOURS, figure
+from nvfp4lab.report.style import SERIES_COLOURS, VERDICT_COLOURS, LabFigure, figure
 
 # Of several cases with one shape the worst is shown: a kernel that is right once and wrong once is wrong.
 _WORST_FIRST = (Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM, Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.OK)
 _MOST_SHAPES = 60
+_BLACK_ON = (Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.OOM)
+_LAUNCHES_INCLUDED = "cuda_events"
 
 
-def verdict_grid(rows: Sequence[Evidence]) -> Figure:
-    """Backends down, shapes across; each cell is the worst verdict of the cases there. Blank: not asked."""
-    shapes = list(dict.fromkeys(shape_of(row) for row in rows))[:_MOST_SHAPES]
-    names = list(dict.fromkeys(backend_of(row) for row in rows))
+def verdict_grid(rows: Sequence[Evidence]) -> LabFigure:
+    """Backends down, shapes across; each cell is the worst verdict of the cases there. Blank: not asked.
+
+    A number: how many of a cell's cases were right, where there was more than one.
+    """
     cells: dict[tuple[str, str], list[Verdict]] = {}
     for row in rows:
         cells.setdefault((backend_of(row), shape_of(row)), []).append(row.verdict)
-    order = list(VERDICT_COLOURS)
-    grid = [
-        [
-            order.index(min(cells[name, shape], key=_WORST_FIRST.index)) if (name, shape) in cells else float("nan")
-            for shape in shapes
-        ]
-        for name in names
-    ]
-    fig = figure(max(6.0, 3.2 + 0.3 * len(shapes)), 2.2 + 0.24 * len(names))
+    shapes, names = _shown_shapes(cells), list(dict.fromkeys(backend for backend, _ in cells))
+    fig = figure(max(6.0, 3.2 + 0.34 * len(shapes)), 2.2 + 0.24 * len(names), alt=_counted(rows))
     axes = fig.add_subplot()
-    colours = ListedColormap([VERDICT_COLOURS[verdict] for verdict in order])
-    axes.pcolormesh(grid, cmap=colours, vmin=-0.5, vmax=len(order) - 0.5, edgecolors="#DDDDDD", linewidth=0.6)
-    axes.invert_yaxis()
-    axes.set_yticks([index + 0.5 for index in range(len(names))], names, fontsize=7)
-    axes.set_xticks([index + 0.5 for index in range(len(shapes))], shapes, rotation=60, ha="right", fontsize=6)
+    for (backend, shape), verdicts in cells.items():
+        if shape in shapes:
+            _cell(axes, shapes.index(shape), names.index(backend), verdicts)
+    axes.set(xlim=(-0.5, len(shapes) - 0.5), ylim=(len(names) - 0.5, -0.5))
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set_xticks(range(len(shapes)), shapes, rotation=60, ha="right", rotation_mode="anchor", fontsize=6)
     axes.tick_params(length=0)
-    seen = [verdict for verdict in order if any(row.verdict is verdict for row in rows)]
+    axes.spines[:].set_visible(False)
+    if len(shapes) < (asked := len({shape for _, shape in cells})):
+        axes.set_xlabel(f"{len(shapes)} of {asked} shapes, those with a failure first of all", fontsize=7)
+    seen = [verdict for verdict in VERDICT_COLOURS if any(row.verdict is verdict for row in rows)]
     handles = [Patch(facecolor=VERDICT_COLOURS[verdict], edgecolor="#999999", label=verdict.value) for verdict in seen]
-    fig.legend(handles=handles, loc="outside upper center", ncol=len(seen), fontsize=7, frameon=False)
+    fig.legend(handles=handles, loc="outside upper center", ncol=max(1, len(seen)), fontsize=7, frameon=False)
     return fig
 
 
-def roofline(speeds: pd.DataFrame) -> Figure:
+def _shown_shapes(cells: Mapping[tuple[str, str], Sequence[Verdict]]) -> list[str]:
+    """As many shapes as can be read, in the order asked; no failure is left out for a shape without one."""
+    asked = list(dict.fromkeys(shape for _, shape in cells))
+    failed = {shape for (_, shape), verdicts in cells.items() if not set(FAILURES).isdisjoint(verdicts)}
+    shown = set(sorted(asked, key=lambda shape: shape not in failed)[:_MOST_SHAPES])
+    return [shape for shape in asked if shape in shown]
+
+
+def _cell(axes: Axes, x: int, y: int, verdicts: Sequence[Verdict]) -> None:
+    worst = min(verdicts, key=_WORST_FIRST.index)
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=VERDICT_COLOURS[worst], edgecolor="white", linewidth=0.8))
+    if len(verdicts) > 1:
+        ink = "black" if worst in _BLACK_ON else "white"
+        right = sum(verdict is Verdict.OK for verdict in verdicts)
+        axes.text(x, y, f"{right}/{len(verdicts)}", ha="center", va="center", fontsize=6, color=ink)
+
+
+def _counted(rows: Sequence[Evidence]) -> str:
+    counts = Counter(row.verdict for row in rows)
+    return "Backend by shape, coloured by verdict: " + ", ".join(f"{counts[one]} {one}" for one in Verdict if counts[one])
+
+
+def roofline(speeds: pd.DataFrame) -> LabFigure:
     """Achieved TFLOP/s over arithmetic intensity (FLOP per byte that must move), under the roof that this card showed in this run.
 
-    Vertical bars: the 95 % interval of the time. The grey line joins what the roofline allows at each point's intensity.
+    speeds: of `case_report.speeds`, at least one row. Vertical bars: the 95 % interval of the time. A hollow point has launch
+    overhead in it. Without measured peaks the points stand without a roof.
     """
-    fig = figure(7.5, 4.0)
+    fig = figure(7.5, 4.0, alt=_best(speeds))
     axes = fig.add_subplot()
-    timed = speeds.dropna(subset=["roofline_fraction", "tflop_s", "gb_s"]) if len(speeds) else speeds
-    if not len(timed):
-        axes.text(0.5, 0.5, "no case was timed here", ha="center", va="center", transform=axes.transAxes)
-        axes.set_axis_off()
-        return fig
-    intensity = 1e3 * timed["tflop_s"] / timed["gb_s"]
-    roof = (timed["tflop_s"] / timed["roofline_fraction"]).groupby(intensity).max()
-    axes.plot(roof.index, roof.values, color="#888888", linewidth=1.2, label="roofline, measured here")
-    for colour, (name, group) in zip(SERIES_COLOURS * 9, timed.groupby("backend", sort=False), strict=False):
+    intensity = 1e3 * speeds["tflop_s"] / speeds["gb_s"]
+    for style, (arithmetic, group) in zip(("-", "--", ":"), speeds.groupby("arithmetic", sort=False), strict=False):
+        if (roof := _roof(group, intensity)) is not None:
+            axes.plot(*roof, style, color="#888888", linewidth=1.2, label=f"roofline of {arithmetic}, measured here")
+    several = speeds["method"].nunique() > 1
+    for colour, ((name, method), group) in zip(SERIES_COLOURS * 9, speeds.groupby(["backend", "method"], sort=False), strict=False):
         rate = group["tflop_s"]
         spread = [rate - rate * group["median_ms"] / group["high_ms"], rate * group["median_ms"] / group["low_ms"] - rate]
-        axes.errorbar(intensity[group.index], rate, spread, fmt="o", color=colour, capsize=3, markersize=4, label=name)
+        look = {"color": colour, "capsize": 3, "markersize": 4, "label": f"{name} ({method})" if several else name}
+        inside = "white" if method == _LAUNCHES_INCLUDED else colour
+        axes.errorbar(intensity[group.index], rate, spread, fmt="o", markerfacecolor=inside, **look)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("FLOP per byte that must move")
     axes.set_ylabel("TFLOP/s")
     axes.legend(fontsize=7)
     return fig
+
+
+def _roof(group: pd.DataFrame, intensity: pd.Series) -> tuple[list[float], list[float]] | None:
+    """Slope, ridge and ceiling over these intensities, from the peaks that the fractions were taken of; None without peaks.
+
+    A peak that bounds none of the cases is not known here, and not needed: the roof is drawn as far as the cases go.
+    """
+    fraction, bound = group["roofline_fraction"], group["bound"]
+    slope = (group["gb_s"] / fraction / 1e3)[bound == "memory"].max()
+    ceiling = (group["tflop_s"] / fraction)[bound == "compute"].max()
+    if math.isnan(slope) and math.isnan(ceiling):
+        return None
+    ends = {intensity.min(), intensity.max()} | (set() if math.isnan(slope) or math.isnan(ceiling) else {ceiling / slope})
+    return sorted(ends), [min(peak for peak in (slope * x, ceiling) if not math.isnan(peak)) for x in sorted(ends)]
+
+
+def _best(speeds: pd.DataFrame) -> str:
+    """What the picture says, in words: how near each backend comes at its best."""
+    best = speeds.groupby("backend", sort=False)["roofline_fraction"].max().dropna()
+    told = ", ".join(f"{name} {fraction:.2f}" for name, fraction in best.items())
+    return f"Achieved TFLOP/s under the roofline; best fraction of it: {told}" if told else "Achieved TFLOP/s, peaks unknown"

@@ -1,5 +1,6 @@
 """What notebooks 22 and 23 show: the cases of one operation, run where they have no record yet, and told."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,15 +29,23 @@ def collect(p: Params, *ops: str) -> list[Evidence]:
 
 
 def beside_source(p: Params, rows: Sequence[Evidence]) -> str:
-    """Where stage 1's reading and this run disagree, from the source records of the same run folder."""
+    """Where stage 1's reading and this run disagree, from the source records of the same run."""
     from nvfp4lab.kernels import case_expectations  # it imports this module
 
-    ledger = Ledger(Path(p.run_dir) / "ledger.jsonl")
-    source = [row for row in ledger if row.stage == "source" and row.target.cc == here().cc]
+    cc = here().cc
+    source = [row for path in _ledgers(Path(p.run_dir)) for row in Ledger(path) if row.stage == "source" and row.target.cc == cc]
     if not source:
-        return f"No reading of the source for compute capability {here().cc} in {p.run_dir}; notebook 10 makes one."
+        return (
+            f"This run holds no reading of the source for compute capability {cc}; notebook 10 makes one, notebook 40 joins runs."
+        )
     found = case_expectations.mismatches(rows, source)
     return "\n\n".join(map(str, found)) or "Source and kernels agree."
+
+
+def _ledgers(run_dir: Path) -> list[Path]:
+    """The run folder's; in a batch, where each notebook has a folder of its own, also those of its other notebooks so far."""
+    besides = sorted(run_dir.parent.glob("*/ledger.jsonl")) if run_dir.parent.name == "pieces" else []
+    return [run_dir / "ledger.jsonl", *besides]
 
 
 def backend_of(row: Evidence) -> str:
@@ -57,9 +66,17 @@ def failures(rows: Sequence[Evidence]) -> str:
 
 
 def refusals(rows: Sequence[Evidence]) -> str:
-    """Each backend that was refused or not tried, with the reason that was given first."""
-    told = {backend_of(row): f"{row.verdict:12} {backend_of(row):48} {row.reason}" for row in reversed(rows) if _refused(row)}
-    return "\n".join(told[name] for name in sorted(told)) or "Every backend ran."
+    """Each backend that was refused or not tried: the reason that was given first, and at how many of its shapes."""
+    of_backend: dict[str, list[Evidence]] = {}
+    for row in rows:
+        of_backend.setdefault(backend_of(row), []).append(row)
+    told = []
+    for name, own in sorted(of_backend.items()):
+        if refused := [row for row in own if _refused(row)]:
+            shapes, of = (list(dict.fromkeys(map(shape_of, some))) for some in (refused, own))
+            where = "" if len(shapes) == len(of) else f"at {len(shapes)} of its {len(of)} shapes ({', '.join(shapes)}): "
+            told.append(f"{refused[0].verdict:12} {name:48} {where}{refused[0].reason}")
+    return "\n".join(told) or "Every backend ran."
 
 
 def _refused(row: Evidence) -> bool:
@@ -73,25 +90,37 @@ def notes(rows: Sequence[Evidence]) -> str:
     return "\n".join(sorted(told | conventions)) or "Nothing to say."
 
 
+def how_timed(rows: Sequence[Evidence]) -> str:
+    """How many cases have a time, by which method, and why not by a better one."""
+    timed = [row for row in rows if row.number("median_ms")]
+    if not timed:
+        return "No case was timed: `kernel_timed` is off, or none of those to be timed passed its gate."
+    methods = Counter(row.details.get("timing_method", "an unnamed method") for row in timed)
+    told = ", ".join(f"{count} by {method}" for method, count in methods.most_common())
+    notes = dict.fromkeys(row.details["timing_note"] for row in timed if "timing_note" in row.details)
+    return "\n".join([f"{len(timed)} of {len(rows)} cases were timed: {told}.", *notes])
+
+
 def speeds(rows: Sequence[Evidence]) -> pd.DataFrame:
-    """One row for each timed case: median ms with its interval, TFLOP/s, GB/s, fraction of the roofline, timing method."""
+    """One row for each timed case: median ms with its interval, fraction of the roofline and which side of it bounds,
+    TFLOP/s, GB/s, SM clock and power meanwhile, timing method."""
+    columns = [
+        "backend",
+        "shape",
+        *(f"{name}_ms" for name in ("median", "low", "high")),
+        "roofline_fraction",
+        "bound",
+        "arithmetic",
+    ]
+    columns += ["tflop_s", "gb_s", "sm_clock_mhz", "power_w", "method", "source"]
     table = []
     for row in rows:
-        median = row.number("median_ms")
-        if median is None:
+        if (median := row.number("median_ms")) is None:
             continue
-        found = {name: row.number(name) for name in ("tflop_s", "gb_s", "roofline_fraction")}
-        table.append(
-            {
-                "backend": backend_of(row),
-                "shape": shape_of(row),
-                "source": row.details.get("source", ""),
-                "median_ms": median.value,
-                "low_ms": median.low,
-                "high_ms": median.high,
-                **{name: number.value if number else None for name, number in found.items()},
-                "bound": row.details.get("roofline", {}).get("bound", ""),
-                "method": row.details.get("timing_method", ""),
-            }
-        )
-    return pd.DataFrame(table)
+        names = ("roofline_fraction", "tflop_s", "gb_s", "sm_clock_mhz", "power_w")
+        found = {name: number.value if (number := row.number(name)) else float("nan") for name in names}
+        roofline = {name: row.details.get("roofline", {}).get(name, "") for name in ("bound", "arithmetic")}
+        times = {"median_ms": median.value, "low_ms": median.low, "high_ms": median.high}
+        said = {"method": row.details.get("timing_method", ""), "source": row.details.get("source", "")}
+        table.append({"backend": backend_of(row), "shape": shape_of(row)} | times | found | roofline | said)
+    return pd.DataFrame(table, columns=columns)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from nvfp4lab.records import Verdict
 _TAIL_BYTES = 4000
 # With these, kernels and their Python front ends refuse by themselves. Class names: the packages need not be imported here.
 _REFUSALS = frozenset({"BackendSupportedError", "NotImplementedError"})
+_SOURCE_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"()]+/)+([\w.+-]+\.(?:cuh?|inl|hpp|cpp|cc|c|h|py))\b")
 _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError"})
 
 
@@ -119,6 +121,11 @@ class Running:
         return None
 
 
+def without_folders(text: str) -> str:
+    """Paths of source files as the files' names: in which folder a kernel was built says nothing about it."""
+    return _SOURCE_PATH.sub(r"\1", text)
+
+
 def judge(running: Running, expect: type) -> Outcome:
     """The Outcome of a case that has ended (or will never end). `expect`: type that its value must have."""
     verdict, reason, value = _verdict(running, expect)
@@ -176,7 +183,7 @@ def _died(exit_code: int, running: Running) -> tuple[Verdict, str]:
 
 
 def _raised(payload: Mapping[str, Any]) -> tuple[Verdict, str]:
-    types, message = payload["types"], " ".join(payload["message"].split())
+    types, message = payload["types"], without_folders(" ".join(payload["message"].split()))
     reason = f"{types[0]}: {message}" if message else types[0]
     if payload["phase"] != "the call":
         return Verdict.CRASH, f"{payload['phase']}: {reason}"

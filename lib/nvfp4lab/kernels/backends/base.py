@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from nvfp4lab.kernels.isolate_outcome import without_folders
 from nvfp4lab.kernels.operands import Problem
 from nvfp4lab.kernels.reference import Kernel
 from nvfp4lab.kernels.shapes import GemmShape, Shape
@@ -107,7 +108,7 @@ def needs_gpu(*packages: str) -> str | None:
 
 def refusal(error: BaseException) -> str | None:
     """The kernel's own words if `error` is its refusal, None if it is a crash."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+    text = without_folders(f"{type(error).__name__}: {' '.join(str(error).split())}")[:600]
     names = {base.__name__ for base in type(error).__mro__}
     if names & _REFUSAL_CLASSES:
         return text
