@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import errno
 import importlib
 import os
 import pkgutil
@@ -11,6 +12,21 @@ from pathlib import Path
 
 from nvfp4lab import __version__, commands
 from nvfp4lab.errors import LabError
+
+# What the file system refuses. Anything else that fails is a fault of ours and keeps its traceback.
+REFUSED = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
 
 
 def command_names() -> list[str]:
@@ -51,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        print(f"nvfp4lab {args.command}: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         print(f"nvfp4lab {args.command}: interrupted", file=sys.stderr)
         return 130

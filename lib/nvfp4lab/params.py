@@ -91,7 +91,9 @@ def _explain(where: str, problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(problem["loc"][-1]), _names_beside(problem["loc"]), n=1, cutoff=0.5)
         return f"{where}: {key}: unknown name" + (f"; did you mean {near[0]!r}?" if near else "")
-    return f"{where}: {key}: {problem['msg']}, got {problem['input']!r}"
+    field = Params.model_fields.get(key)
+    meaning = f" ({key}: {field.description})" if field is not None else ""
+    return f"{where}: {key}: {problem['msg']}, got {problem['input']!r}{meaning}"
 
 
 def _names_beside(location: tuple[Any, ...]) -> list[str]:

@@ -16,7 +16,7 @@ def end_servers_of(folder: Path) -> list[str]:
     lines = []
     for leftover in processes.leftovers(folder):
         processes.end(leftover)
-        lines.append(f"ended a server left behind by a killed run: {leftover}")
+        lines.append(f"ended the server of arm {leftover.name} on port {leftover.port}, left behind when its notebook was stopped")
     return lines
 
 

@@ -34,8 +34,11 @@ def of_params(paths: Sequence[Path], only: Sequence[str], run_dir: Path) -> Plan
     """The plan of all notebooks of all params files. Checks everything before anything runs.
 
     only: keep notebooks whose name starts with one of these ("10", "31_server"); empty keeps all. Raises ParamsError
-    for a bad file, LabError for a notebook that does not exist or a filter that matches nothing.
+    for a bad file, LabError for a notebook that does not exist, a filter that matches nothing, or two files of one name.
     """
+    stems = [path.stem for path in paths]
+    if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
+        raise LabError(f"two params files are called {twice!r}, and pages are named after them; rename one or run them one by one")
     first: list[Piece] = []
     second: list[Piece] = []
     for path in paths:

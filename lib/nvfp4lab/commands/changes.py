@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 
+from nvfp4lab.source.diff import TOPICS
 from nvfp4lab.source.params import SourceParams
 
 
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cc", default=defaults.cc, help="compute capability for which routes are compared, such as 12.0")
     parser.add_argument("--quant", default=defaults.quant, help="effective quantisation of the checkpoint")
     parser.add_argument(
-        "--topic", action="append", help="only this one: auto, choices, wiring, gates, checks, weights, pins, other"
+        "--topic", action="append", choices=[*TOPICS, "other"], metavar="TOPIC", help=f"only this one: {', '.join(TOPICS)}, other"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 

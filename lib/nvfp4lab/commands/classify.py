@@ -14,7 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _exit_state(text: str):
-    return text if text in ("timeout", "running") else int(text)
+    if text in ("timeout", "running"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no exit code, no -SIGNAL such as -9, and not timeout or running") from None
 
 
 def run(args: argparse.Namespace) -> int:

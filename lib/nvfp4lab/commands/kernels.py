@@ -17,13 +17,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evidence to the run's ledger; 0 unless a kernel was wrong, crashed or hung."""
     from nvfp4lab import params
+    from nvfp4lab.errors import LabError
     from nvfp4lab.kernels import plan, sweep_run
     from nvfp4lab.kernels.cases import Case
     from nvfp4lab.records import Verdict
 
     p = params.load(args.params) if args.params else params.Params()
     cases = [Case.from_json(args.case)] if args.case else plan.cases(p)
-    cases = [case for case in cases if args.only in case.subject]
+    matching = [case for case in cases if args.only in case.subject]
+    if cases and not matching:
+        raise LabError(f"--only {args.only} matches none of the {len(cases)} cases; --list shows them", exit_code=2)
+    cases = matching
     if args.list:
         print("\n".join(case.subject for case in cases))
         return 0

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with --out, or with the newest run of these params")
     parser.add_argument("--retry", choices=["failed"], help="run failed pieces again (implies --resume)")
     parser.add_argument("--executor", default="local", help="local, ray or slurm")
-    parser.add_argument("--workers", type=int, help="pieces at once with the local executor")
+    parser.add_argument("--workers", type=int, help="notebooks at once with the local executor")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
 def _run_dir(args: argparse.Namespace, coordinator) -> Path:
     name = "+".join(path.stem for path in args.params)
     if args.out:
+        if args.out.exists() and not args.out.is_dir():
+            raise LabError(f"{args.out} is a file; --out needs a folder, an empty or a new one")
         if (args.out / "plan.json").exists() and not (args.resume or args.retry):
             raise LabError(f"{args.out} holds a run already; add --resume to go on with it", exit_code=2)
         if (args.out / "ledger.jsonl").exists() and not (args.out / "plan.json").exists():

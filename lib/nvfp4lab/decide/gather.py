@@ -64,10 +64,13 @@ def recorded(path: Path) -> list[Evidence]:
     """All evidence of a run folder or a ledger file; damaged lines are counted on stderr. Raises LabError when it is neither."""
     ledger = path if path.is_file() else path / "ledger.jsonl"
     if not ledger.exists():
-        raise LabError(f"{path}: neither a run folder with a ledger.jsonl, nor a ledger, nor a params file")
-    if damaged := Ledger(ledger).damaged():
+        raise LabError(f"{path}: neither a run folder with a ledger.jsonl, nor a ledger")
+    records, damaged = list(Ledger(ledger)), Ledger(ledger).damaged()
+    if damaged and not records and ledger == path:
+        raise LabError(f"{path}: no ledger: none of its lines is a record; name a run folder or its ledger.jsonl")
+    if damaged:
         print(f"{ledger}: {damaged} damaged {'line is' if damaged == 1 else 'lines are'} left out", file=sys.stderr)
-    return list(Ledger(ledger))
+    return records
 
 
 def _read_source(values: params.Params) -> list[Evidence]:

@@ -21,7 +21,7 @@ class SourceParams(pydantic.BaseModel):
     flashinfer: Version | None = pydantic.Field(None, description="as sglang; None: the version that SGLang pins")
     sglang_old: Version = pydantic.Field("0.5.9", description="the older side of the version diff")
     flashinfer_old: Version = pydantic.Field("0.6.5", description="the older side of the version diff")
-    cc: ComputeCapability = pydantic.Field("12.0", description="compute capability asked about")
+    cc: ComputeCapability = pydantic.Field("12.0", description="compute capability asked about, such as 12.0")
     quant: str = pydantic.Field("modelopt_fp4", description="effective quantisation method of the checkpoint")
     model_arch: str | None = pydantic.Field(None, description="architectures[0] of config.json")
     a2a: str = pydantic.Field("none", description="--moe-a2a-backend")

@@ -14,6 +14,7 @@ import psutil
 
 from nvfp4lab.batch.executors.local_worker import Worker, WorkerStopped, execute_in
 from nvfp4lab.batch.piece import Piece, Result
+from nvfp4lab.errors import LabError
 from nvfp4lab.records import Verdict
 from nvfp4lab.server import processes_gpu
 
@@ -116,5 +117,10 @@ def _refusal(piece: Piece) -> Result:
 
 
 def create(workers: int | None = None) -> LocalExecutor:
-    """workers: processes at once; None: half the cores, since a notebook's kernel and its server want one each."""
+    """workers: processes at once; None: half the cores, since a notebook's kernel and its server want one each.
+
+    Raises LabError for fewer than one.
+    """
+    if workers is not None and workers < 1:
+        raise LabError(f"{workers} workers do nothing; there must be at least 1", exit_code=2)
     return LocalExecutor(workers or max(1, (os.cpu_count() or 1) // 2))
