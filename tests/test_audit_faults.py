@@ -126,6 +126,35 @@ def both(*changes: Callable[[Synthetic], None]) -> Callable[[Synthetic], None]:
     return change
 
 
+def remove_index(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").unlink()
+
+
+def remove_last_shard(directory: Path) -> None:
+    (directory / "model-00002-of-00002.safetensors").unlink()
+
+
+def append(directory: Path) -> None:
+    """Bytes that the header does not cover: safetensors refuses such a file."""
+    with (directory / "model-00001-of-00002.safetensors").open("ab") as file:
+        file.write(bytes(16))
+
+
+def hole(directory: Path) -> None:
+    """A tensor that the header no longer names leaves a hole before the next one; refused likewise."""
+    path = next(path for path in directory.glob("*.safetensors") if b'"model.embed_tokens.weight"' in path.read_bytes())
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    entries = json.loads(raw[8 : 8 + length])
+    first = entries["model.embed_tokens.weight"]["data_offsets"][0]
+    for entry in entries.values():
+        if entry.get("data_offsets", [-1])[0] >= first:
+            entry["data_offsets"] = [offset + 8 for offset in entry["data_offsets"]]
+    start = 8 + length + first
+    text = json.dumps(entries).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length : start] + bytes(8) + raw[start:])
+
+
 def cut(directory: Path) -> None:
     path = sorted(directory.glob("*.safetensors"))[0]
     path.write_bytes(path.read_bytes()[:-1])
@@ -244,6 +273,9 @@ PLANTS = [
     Plant("lm_head_quantised", "llama", "lm_head.weight", quantised("lm_head", 256, 128)),
     Plant("lm_head_quantised", "llama", "lm_head.weight", quantised("lm_head", 256, 128, ignore="lm_head")),
     Plant("router_quantised", "qwen3_moe", f"{DENSE}.gate.weight", quantised(f"{DENSE}.gate", EXPERTS, 128)),
+    Plant("router_quantised", "qwen3_moe", f"{DENSE}.gate.weight", lambda model: model.fp8(f"{DENSE}.gate", EXPERTS, 128)),
+    Plant("wrong_dtype", "qwen3_moe", f"{DENSE}.gate.weight",
+          lambda model: model.tensors.update({f"{DENSE}.gate.weight": ("I8", (EXPERTS, 128), bytes(EXPERTS * 128))})),
     Plant("wrong_dtype", "llama", f"{Q}.weight_scale", retyped(f"{Q}.weight_scale", "F8_E5M2", (128, 8))),
     Plant("wrong_dtype", "qwen3_moe", f"{E0}.up_proj.input_scale", retyped(f"{E0}.up_proj.input_scale", "BF16", ())),
     Plant("wrong_shape", "llama", f"{Q}.weight_scale", retyped(f"{Q}.weight_scale", "F8_E4M3", (128, 4))),
@@ -325,16 +357,30 @@ PLANTS = [
     Plant("kv_scale_missing", "compressed_tensors", "model.layers.1.self_attn",
           lambda model: (setattr(model, "kv_algo", "FP8"),
                          drop("model.layers.1.self_attn.k_proj.k_scale", "model.layers.1.self_attn.v_proj.v_scale")(model))),
+    # As SGLang takes them: V gets K's scale, K alone missing raises, a NaN raises, a zero beside a zero means 1.0.
+    Plant("kv_scale_missing", "llama", "model.layers.1.self_attn", drop("model.layers.1.self_attn.v_proj.v_scale")),
+    Plant("kv_scale_missing", "llama", "model.layers.1.self_attn", drop("model.layers.1.self_attn.k_proj.k_scale")),
+    Plant("kv_scale_zero", "llama", "model.layers.1.self_attn.v_proj.v_scale",
+          scalar("model.layers.1.self_attn.v_proj.v_scale", 0.0)),
+    Plant("kv_scale_nonfinite", "llama", "model.layers.1.self_attn.k_proj.k_scale",
+          scalar("model.layers.1.self_attn.k_proj.k_scale", float("nan"))),
     Plant("tensor_missing", "qwen3_moe", f"{E2}.up_proj",
           drop(*(f"{E2}.up_proj.{leaf}" for leaf in ("weight", "weight_scale", "weight_scale_2", "input_scale")))),
     Plant("tensor_missing", "llama", f"{DENSE}.up_proj.weight", drop(f"{DENSE}.up_proj.weight")),
     Plant("tensor_missing", "llama", "layers.3", lambda model: model.config.update(num_hidden_layers=LAYERS + 1)),
     Plant("tensor_missing", "llama", "model.norm.weight", on_disk=unlist),
+    # In one layer only, and the index does not know it either.
+    Plant("tensor_missing", "mixtral", "model.layers.1.self_attn.o_proj", drop("model.layers.1.self_attn.o_proj.weight")),
+    Plant("tensor_missing", "mixtral", "model.layers.0.block_sparse_moe.gate", drop("model.layers.0.block_sparse_moe.gate.weight")),
+    Plant("tensor_missing", "llama", "model.layers.2.input_layernorm", drop("model.layers.2.input_layernorm.weight")),
     Plant("tensor_duplicated", "llama", "model.norm.weight", on_disk=stale_shard),
     Plant("shard_missing", "llama", "model-00001-of-00002.safetensors", on_disk=remove_shard),
     Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors", on_disk=cut),
     Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors",
           on_disk=lambda directory: (directory / "model-00001-of-00002.safetensors").write_bytes(b"\xff" * 40)),
+    Plant("shard_missing", "llama", "model-00002-of-00002.safetensors", on_disk=both(remove_index, remove_last_shard)),
+    Plant("header_malformed", "llama", "model-00001-of-00002.safetensors", on_disk=append),
+    Plant("header_malformed", "llama", "model.embed_tokens.weight", on_disk=hole),
     Plant("header_malformed", "llama", "model-00001-of-00002.safetensors", on_disk=rewrite_header(lambda raw: b"[" * len(raw))),
     Plant("config_malformed", "llama", "hf_quant_config.json", on_disk=break_hf_quant),
     Plant("config_disagrees", "llama", "ignore", on_disk=edit_hf_quant),
@@ -386,6 +432,21 @@ def test_scales_of_the_kv_cache_by_their_older_name_or_by_none(how: str, tmp_pat
             model.tensors[f"{name.rpartition('.')[0]}.output_scale"] = model.tensors[name]
         del model.tensors[name]
     assert audit(model.write(tmp_path)).findings == ()
+
+
+def test_experts_at_the_default_scale_are_found_though_they_are_most(tmp_path: Path) -> None:
+    model = FAMILIES["qwen3_moe"]()
+    names = [f"{MOE}.{expert}.down_proj.input_scale" for expert in range(3)]
+    for name in names:
+        model.scalar(name, 1.0)
+    found = audit(model.write(tmp_path)).findings
+    assert [(finding.kind, finding.tensor) for finding in found] == [("expert_uncalibrated", name) for name in names]
+
+
+def test_what_an_absent_shard_may_hold_is_not_called_missing(tmp_path: Path) -> None:
+    directory = FAMILIES["qwen3_moe"]().write(tmp_path, shards=3)
+    (directory / "model-00002-of-00003.safetensors").unlink()
+    assert {finding.kind for finding in audit(directory).findings} == {"shard_missing"}
 
 
 def test_struct_of_synthesis_is_what_the_format_says() -> None:

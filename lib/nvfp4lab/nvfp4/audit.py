@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from nvfp4lab.nvfp4 import audit_config, audit_dimensions, audit_files, audit_rules, audit_scales, audit_shapes
+from nvfp4lab.nvfp4 import audit_config, audit_dimensions, audit_files, audit_kv, audit_rules, audit_scales, audit_shapes
 from nvfp4lab.nvfp4.audit_finding import Finding, Settings
 from nvfp4lab.nvfp4.checkpoint import Checkpoint, open_checkpoint
 from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module, modules_of
@@ -55,11 +55,13 @@ def audit(directory: Path | str, tp: int | None = None, ep: int | None = None) -
     settings = Settings.of(checkpoint)
     units = audit_rules.rulings(audit_rules.served(modules), settings)
     scalars, blocks = audit_scales.to_read(checkpoint, modules)
+    scalars += audit_kv.to_read(checkpoint, settings)
     scales = audit_scales.read(scalars, blocks)
     shapes = list(audit_shapes.findings(modules))
     findings = [
         *audit_files.findings(checkpoint, modules),
         *audit_config.findings(checkpoint, settings, modules, units),
+        *audit_kv.findings(checkpoint, settings, scales.scalars),
         *shapes,
         *audit_dimensions.findings(checkpoint, modules, {finding.tensor for finding in shapes}),
         *audit_scales.findings(modules, scales, audit_rules.weight_only(units), checkpoint.is_partial),

@@ -1,4 +1,4 @@
-"""Does the config say what the files hold: which modules are FP4, lm_head and router left alone, KV scales, W13 order?"""
+"""Does the config say what the files hold: which modules are FP4, lm_head and router left alone, W13 order?"""
 
 import collections
 import dataclasses
@@ -11,7 +11,6 @@ from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, Module, is_excluded
 
 NVFP4_ALGORITHMS = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 _MAY_BE_ABSENT = ("lm_head", "mtp", "nextn", "visual", "vision", "audio", "embed")  # parts that an export may leave out
-_KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 _UP_FIRST = ("up_gate_proj", "w31")
 
 
@@ -24,10 +23,10 @@ def findings(
     yield from _w13_order(checkpoint, modules)
     if settings.source is None:
         return
-    yield from _kv_scales(checkpoint, settings)
     if settings.quant_algo in NVFP4_ALGORITHMS and (settings.targets or settings.quant_algo != "MIXED_PRECISION"):
         yield from (finding for unit, rule in units if (finding := _disagreement(unit, rule, settings)))
-        yield from _unmatched_entries(checkpoint, settings, [unit for unit, _ in units])
+        if not checkpoint.is_partial:
+            yield from _unmatched_entries(checkpoint, settings, [unit for unit, _ in units])
 
 
 def _declaration(checkpoint: Checkpoint, settings: Settings, modules: Mapping[str, Module]) -> Iterator[Finding]:
@@ -74,9 +73,10 @@ def _config_finding(kind: str, tensor: str, what: str, where: str, fix: str) -> 
 
 def _must_stay_unquantised(modules: Mapping[str, Module]) -> Iterator[Finding]:
     for module in modules.values():
-        if module.is_fp4 and module.kind in (LayerKind.LM_HEAD, LayerKind.ROUTER):
+        # An FP8 lm_head may be declared, and the lists judge it; a router is built without quantisation whatever they say.
+        if (module.is_fp4 and module.kind is LayerKind.LM_HEAD) or (module.is_quantised and module.kind is LayerKind.ROUTER):
             name = "lm_head" if module.kind is LayerKind.LM_HEAD else "router"
-            what = f"the {name} is stored in FP4; servers build it unquantised, and its error reaches every token"
+            what = f"the {name} is stored in {module.stored_as}; servers build it unquantised, and its error reaches every token"
             yield _module_finding(f"{name}_quantised", module, what, f"export again with the {name} excluded")
 
 
@@ -90,26 +90,6 @@ def _w13_order(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterato
         if any(leaf in _UP_FIRST for leaf in module.path.split(".")[-2:]):
             what = "the fused projection is named up before gate; servers load fused halves as [gate, up]"
             yield dataclasses.replace(_module_finding("w13_order", module, what, fix), hurts=hurts)
-
-
-def _kv_scales(checkpoint: Checkpoint, settings: Settings) -> Iterator[Finding]:
-    if not settings.kv_fp8 or checkpoint.is_partial:
-        return
-    attention = {name.partition(".self_attn.")[0] for name in checkpoint.tensors if ".self_attn." in name}
-    scaled = {
-        name.partition(".self_attn.")[0] for name in checkpoint.tensors if ".self_attn." in name and name.endswith(_KV_SCALES)
-    }
-    for layer in sorted(attention - scaled):
-        what = "an FP8 KV cache is declared, but this layer stores no k_scale and v_scale; servers use 1.0 and clip"
-        hurts = "attention, every backend with --kv-cache-dtype fp8_e4m3 or auto"
-        yield Finding(
-            "kv_scale_missing",
-            f"{layer}.self_attn",
-            what,
-            str(settings.source),
-            hurts,
-            "calibrate KV scales, or declare no KV quantisation",
-        )
 
 
 def _disagreement(unit: Served, rule: Ruling, settings: Settings) -> Finding | None:

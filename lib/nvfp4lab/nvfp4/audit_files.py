@@ -8,6 +8,7 @@ from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, Finding
 from nvfp4lab.nvfp4.checkpoint import Checkpoint, Defect
 from nvfp4lab.nvfp4.checkpoint_modules import EXPERT_COUNT_NAMES, LayerKind, Module
 
+_IN_LAYER = re.compile(r"^(?P<stack>(?:.+\.)?layers)\.(?P<layer>\d+)\.(?P<rest>.+)$")
 _FIX = {
     "shard_missing": "download or copy this file again",
     "shard_truncated": "download or copy this file again; its size is wrong",
@@ -25,7 +26,8 @@ def findings(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[
         yield _finding(defect, file)
     if not checkpoint.is_partial:
         known = {defect.name for defect in checkpoint.defects}
-        yield from (_finding(defect, "") for defect in _absent(checkpoint, modules) if defect.name not in known)
+        absent = [*_absent(checkpoint, modules), *_absent_parts(checkpoint)]
+        yield from (_finding(defect, "") for defect in absent if not known & {defect.name, f"{defect.name}.weight"})
 
 
 def _finding(defect: Defect, where: str) -> Finding:
@@ -55,3 +57,27 @@ def _absent_experts(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> It
         for expert in range(max(declared or 0, max(experts) + 1)):
             for leaf in sorted(whole - experts.get(expert, set())):
                 yield Defect("tensor_missing", f"{block}.{expert}.{leaf}", "other experts of this layer have it")
+
+
+def _absent_parts(checkpoint: Checkpoint) -> Iterator[Defect]:
+    """What a single layer lacks of what all others have there, at least two, and it has nothing else in its place.
+
+    Models whose layers differ on purpose differ in more than one layer, or have another part instead (a first dense layer).
+    """
+    if "block_configs" in checkpoint.text_config:  # Nemotron's search leaves parts out, perhaps once
+        return
+    parts: dict[tuple[str, str], dict[int, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
+    declared = checkpoint.text_config.get("num_hidden_layers")
+    for name in checkpoint.tensors:
+        found = _IN_LAYER.match(name)
+        if found and (declared is None or int(found["layer"]) < declared):
+            layer, (part, *inside) = int(found["layer"]), found["rest"].split(".")
+            parts[found["stack"], ""][layer].add(part)
+            if inside:
+                parts[found["stack"], f"{part}."][layer].add(inside[0])
+    for (stack, parent), by_layer in parts.items():
+        often = collections.Counter(map(frozenset, by_layer.values())).most_common()
+        if len(often) == 2 and often[1][1] == 1 < often[0][1] and often[1][0] < often[0][0]:
+            layer = next(number for number, found in by_layer.items() if found == often[1][0])
+            for part in sorted(often[0][0] - often[1][0]):
+                yield Defect("tensor_missing", f"{stack}.{layer}.{parent}{part}", "every other layer has it")

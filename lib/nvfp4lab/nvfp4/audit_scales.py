@@ -17,6 +17,7 @@ _JUDGED = (LayerKind.DENSE, LayerKind.SHARED_EXPERT, LayerKind.ROUTED_EXPERT, La
 RELATIVE_TOLERANCE = 1e-5  # as SGLang's own check of gate and up (torch.allclose)
 # Experts see different tokens, so their input scales differ, but never by this much from the median of their layer.
 CALIBRATION_FACTOR = 4096.0
+UNCALIBRATED = 1.0  # what an exporter writes for an expert that saw no token
 _GATE_UP_HURTS = "moe: marlin, flashinfer_cutlass, flashinfer_cutedsl (they keep the gate's; flashinfer_trtllm uses both)"
 
 
@@ -29,9 +30,14 @@ def to_read(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> tuple[list
                 continue
             if leaf == "weight_scale" and info.dtype == "F8_E4M3":
                 blocks.append(info)
-            elif leaf != "weight_scale" and info.dtype in _SCALAR_DTYPES and info.stop - info.start <= _MAX_SCALAR_BYTES:
+            elif leaf != "weight_scale" and is_small_float(info):
                 scalars.append(info)
     return scalars, blocks
+
+
+def is_small_float(info: TensorInfo) -> bool:
+    """Whether it may be a scale (or a few) of its own, whose values can be read."""
+    return info.is_consistent and info.dtype in _SCALAR_DTYPES and info.stop - info.start <= _MAX_SCALAR_BYTES
 
 
 def findings(modules: Mapping[str, Module], scales: Scales, weight_only: Container[str], is_partial: bool) -> Iterator[Finding]:
@@ -103,7 +109,8 @@ def _uncalibrated(modules: Mapping[str, Module], scales: Scales) -> dict[str, st
         known = [value for value in values.values() if value]
         if len(known) * 2 <= len(group) or len(group) < 3:
             continue  # most have none: that is no matter of single experts
-        median = statistics.median(known)
+        # Of those that were calibrated, even where they are few: the default is no measurement.
+        median = statistics.median([value for value in known if value != UNCALIBRATED] or known)
         for module in group:
             if reason := _outlier(module, values[module.path], median):
                 result[module.path] = reason
@@ -121,8 +128,8 @@ def _outlier(module: Module, value: float | None, median: float) -> str | None:
         return "it has no input_scale, the other experts of this layer have one"
     if value is None:
         return None  # zero or not finite: reported as that
-    if value == 1.0 and not 0.5 <= median <= 2.0:
-        return f"its input_scale is the default 1.0, the median of its layer {median:.3g}"
+    if value == UNCALIBRATED and not 0.5 <= median <= 2.0:
+        return f"its input_scale is the default 1.0, the median of its layer's calibrated experts {median:.3g}"
     if not 1 / CALIBRATION_FACTOR <= value / median <= CALIBRATION_FACTOR:
         return f"its input_scale is {value:.3g}, the median of its layer {median:.3g}"
     return None

@@ -9,12 +9,14 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nvfp4lab.errors import LabError
 
+_NUMBERED = re.compile(r"(?P<stem>.+)-\d{1,6}-of-(?P<count>\d{1,6})\.safetensors")
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 DTYPE_BITS: Mapping[str, int] = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -93,7 +95,8 @@ def open_checkpoint(directory: Path | str) -> Checkpoint:
         raise LabError(f"{directory}: no config.json; name the folder of a checkpoint")
     index = _json(directory / "model.safetensors.index.json", defects) or {}
     weight_map = index.get("weight_map") if isinstance(index.get("weight_map"), dict) else {}
-    shards = sorted({path.name for path in directory.glob("*.safetensors")} | {str(name) for name in weight_map.values()})
+    here = {path.name for path in directory.glob("*.safetensors")}
+    shards = sorted(here | ({str(name) for name in weight_map.values()} or _numbered(here)))
     if not shards:
         pickled = sorted(path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
         hint = f"; {pickled[0]} is a pickle and is not opened: convert it to safetensors" if pickled else ""
@@ -108,6 +111,16 @@ def open_checkpoint(directory: Path | str) -> Checkpoint:
     hf_quant = _json(directory / "hf_quant_config.json", defects) or {}
     nested = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
     return Checkpoint(directory, config, nested, hf_quant, tensors, tuple(defects))
+
+
+def _numbered(names: Iterable[str]) -> set[str]:
+    """All files of the sets that `names` say they belong to ("model-00002-of-00003.safetensors"), for folders without index."""
+    found = [match for name in names if (match := _NUMBERED.fullmatch(name))]
+    return {
+        f"{match['stem']}-{number:0{len(match['count'])}}-of-{match['count']}.safetensors"
+        for match in found
+        for number in range(1, int(match["count"]) + 1)
+    }
 
 
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], list[Defect]]:
@@ -148,7 +161,11 @@ def _layout_defects(infos: list[TensorInfo], path: Path, size: int, origin: int)
             yield Defect("header_malformed", info.name, problem)
         if info.start < end:
             yield Defect("header_malformed", info.name, f"its bytes overlap another tensor's in {path.name}")
+        elif info.start > end:  # from here on as safetensors itself, which refuses such a file
+            yield Defect("header_malformed", info.name, f"{info.start - end} bytes before it belong to no tensor of {path.name}")
         end = max(end, info.stop)
+    if end < size:
+        yield Defect("header_malformed", path.name, f"{size} bytes long, its header covers {end}")
 
 
 def _shard(directory: Path, shard: str, defects: list[Defect]) -> list[TensorInfo]:
@@ -157,7 +174,7 @@ def _shard(directory: Path, shard: str, defects: list[Defect]) -> list[TensorInf
         defects.append(Defect("shard_missing", shard, "the index names a file outside this folder; it is not opened"))
         return []
     if not path.is_file():  # also a hub cache's link to a blob that was not downloaded
-        defects.append(Defect("shard_missing", shard, "the index names it, and it is not there"))
+        defects.append(Defect("shard_missing", shard, "the index, or the number of a file here, names it, and it is not there"))
         return []
     tensors, problems = read_header(path)
     defects.extend(problems)

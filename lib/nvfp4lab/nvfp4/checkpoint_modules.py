@@ -71,6 +71,10 @@ class Module:
         return "weight_scale_2" not in self.tensors and "weight" in self.tensors and self.tensors["weight"].dtype in _FP8
 
     @property
+    def is_quantised(self) -> bool:
+        return self.is_fp4 or self.is_fp8
+
+    @property
     def stored_as(self) -> str:
         """ "FP4", "FP8" or "bf16" (which stands for any float of 16 bits or more)."""
         return "FP4" if self.is_fp4 else "FP8" if self.is_fp8 else "bf16"
@@ -120,7 +124,7 @@ def modules_of(tensors: Mapping[str, TensorInfo], layers: int | None) -> dict[st
             parts.setdefault(name.removesuffix(".weight_packed"), {})["weight"] = info
         elif name.endswith(".weight"):
             path = name.removesuffix(".weight")
-            if path in scaled or path.rsplit(".", 1)[-1] in LINEAR_LEAVES or info.dtype == "U8":
+            if path in scaled or path.rsplit(".", 1)[-1] in LINEAR_LEAVES or info.dtype in ("U8", "I8"):
                 parts.setdefault(path, {})["weight"] = info
         elif name in scaled or (_EXPERT.match(name) and name.rsplit(".", 1)[-1] in _STACKED):
             parts.setdefault(name, {})["weight"] = info  # a 3-D parameter of all experts has no `.weight`
