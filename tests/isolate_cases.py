@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 from nvfp4lab.kernels import isolate_worker
@@ -73,6 +74,13 @@ def chatter(lines):
 def babble():
     while True:
         os.write(1, b"!" * (1 << 20))
+
+
+def delete_own_output():
+    """Whatever file this process writes to is gone, while it goes on for longer than the lab's next look."""
+    Path("/proc/self/fd/1").readlink().unlink()
+    time.sleep(0.3)
+    return "done"
 
 
 def fail(message):
@@ -156,10 +164,27 @@ def compile_for(seconds, compiler):
     return "built"
 
 
-def compile_inside(seconds):
-    with isolate_worker.compiling():
-        time.sleep(seconds)
-    return "built"
+def compile_in_cute_dsl(seconds):
+    """What FlashInfer does: `cute.compile(...)` and `cute.compile[options](...)`, here of a package that only sleeps."""
+    from nvfp4lab.kernels.backends import cute_dsl  # it imports torch, which some workers must not have
+
+    package, cute = types.ModuleType("cutlass"), types.ModuleType("cutlass.cute")
+
+    class CompileCallable:
+        def __getitem__(self, options):
+            return CompileCallable()
+
+        def __call__(self, kernel):
+            time.sleep(seconds / 2)
+            return f"{kernel} built"
+
+    package.cute, cute.compile = cute, CompileCallable()
+    sys.modules |= {"cutlass": package, "cutlass.cute": cute}
+    cute_dsl.mark_compiles("cudnn")
+    assert not hasattr(CompileCallable.__call__, "__wrapped__"), "only for kernels written in it"
+    for _ in range(2):
+        cute_dsl.mark_compiles("b12x")
+    return cute.compile("one"), cute.compile["options"]("two")
 
 
 def environment(name):

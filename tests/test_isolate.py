@@ -94,6 +94,12 @@ def test_output_is_captured_and_does_not_disturb_the_result(isolator, capfd):
     assert not (isolator.log_dir / "quiet.log").exists()
 
 
+def test_a_case_that_deletes_its_own_output_ends_nothing_but_its_output(isolator):
+    outcome = isolator.run(cases.delete_own_output)
+    assert (outcome.verdict, outcome.value, outcome.output_path) == (Verdict.OK, "done", None)
+    assert sound(isolator)
+
+
 def test_a_daemonised_grandchild_is_found_and_killed(isolator, tmp_path):
     marker = tmp_path / "pid"
     outcome = isolator.run(cases.leave_grandchild, str(marker))
@@ -153,8 +159,8 @@ def test_compiling_is_timed_apart_and_is_no_hang(isolator, compiler):
     assert outcome.compile_s == pytest.approx(2.2, abs=0.4)
     assert outcome.run_s >= outcome.compile_s - 0.2
     assert isolator.run(cases.compile_for, 2.2, "/bin/sleep", limits=limits).verdict is Verdict.HANG
-    inside = isolator.run(cases.compile_inside, 2.0, limits=limits)
-    assert (inside.value, inside.compile_s) == ("built", pytest.approx(2.0, abs=0.4))
+    inside = isolator.run(cases.compile_in_cute_dsl, 2.0, limits=limits)
+    assert (inside.value, inside.compile_s) == (("one built", "two built"), pytest.approx(2.0, abs=0.4)), inside
 
 
 def test_compiling_has_a_limit_of_its_own(isolator, compiler):

@@ -62,11 +62,6 @@ def on_activations(edit: Callable[[Fp4Operand], Fp4Operand]) -> Inject:
     return on_problem(lambda problem: dataclasses.replace(problem, activations=edit(problem.activations)))
 
 
-def on_both(edit: Callable[[Fp4Operand], Fp4Operand]) -> Inject:
-    """A kernel that misreads both operands alike."""
-    return on_problem(lambda p: dataclasses.replace(p, weights=edit(p.weights), activations=edit(p.activations)))
-
-
 def with_codes(operand: Fp4Operand, edit: Callable[[torch.Tensor], torch.Tensor]) -> Fp4Operand:
     """The operand with its codes edited (a copy)."""
     return dataclasses.replace(operand, codes=edit(operand.codes.clone()))

@@ -116,7 +116,7 @@ class Running:
             return Verdict.HANG, f"still compiling after {limits.compile_timeout_s:g} s"
         if limits.memory_bytes and self.pid and isolate_proc.rss_bytes(self.pid) > limits.memory_bytes:
             return Verdict.OOM, f"used more than its {limits.memory_bytes / 2**20:.0f} MiB of memory"
-        if self.output_path.stat().st_size > limits.output_bytes:
+        if self.output_path.exists() and self.output_path.stat().st_size > limits.output_bytes:  # a case may delete anything
             return Verdict.CRASH, f"wrote more than {limits.output_bytes / 2**20:g} MiB of output"
         return None
 

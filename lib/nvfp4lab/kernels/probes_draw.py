@@ -2,7 +2,6 @@
 
 import torch
 
-HALF_UNITS = (0, 1, 2, 3, 4, 6, 8, 12)  # E2M1 magnitudes by code, in steps of 0.5
 SIX = 7  # the code of magnitude 6
 ALL_CODES = (1, 2, 3, 4, 5, 6, 7)
 BINADE = tuple(range(8, 16))  # one full E4M3 binade, in eighths

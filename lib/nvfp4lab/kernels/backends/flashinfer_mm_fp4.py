@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from nvfp4lab.kernels.backends.base import Launch, needs_gpu
+from nvfp4lab.kernels.backends.cute_dsl import mark_compiles
 from nvfp4lab.kernels.operands import Fp4Operand, GemmProblem, activation_values
 from nvfp4lab.kernels.shapes import GemmShape
 from nvfp4lab.nvfp4.layouts import SWIZZLED_128X4
@@ -78,6 +79,7 @@ class MmFp4:
     def bind(self, prepared: tuple[torch.Tensor, torch.Tensor, torch.Tensor], problem: GemmProblem, out: torch.Tensor) -> Launch:
         from flashinfer import mm_fp4
 
+        mark_compiles(self.kernel)
         weight, weight_scale, weight_global = prepared
         codes, scale, activation_global = packed_swizzled(problem.activations, self.scale_8x4)
         alpha = (activation_global * weight_global).reshape(1)
@@ -124,6 +126,7 @@ class MmBf16Fp4:
     def bind(self, prepared: tuple, problem: GemmProblem, out: torch.Tensor) -> Launch:
         from flashinfer import mm_bf16_fp4
 
+        mark_compiles(self.kernel)
         x = activation_values(problem.activations, torch.bfloat16).contiguous()
         return lambda: mm_bf16_fp4(x, *prepared, backend=self.kernel, out_dtype=out.dtype, out=out)
 

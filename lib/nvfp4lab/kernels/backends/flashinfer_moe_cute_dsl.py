@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from nvfp4lab.kernels.backends.base import Launch
+from nvfp4lab.kernels.backends.cute_dsl import mark_compiles
 from nvfp4lab.kernels.backends.flashinfer_moe import BOTH_PACKAGES, FlashinferMoe, expert_range, packed_experts, swizzled
 from nvfp4lab.kernels.operands import MoeProblem
 from nvfp4lab.kernels.shapes import BLOCK
@@ -37,6 +38,7 @@ def _mma_layout(convert: Callable[..., torch.Tensor], scale: torch.Tensor, weigh
 def _launch_cute_dsl(prepared: dict[str, Any], problem: MoeProblem, out: torch.Tensor) -> Launch:
     from flashinfer import cute_dsl_fused_moe_nvfp4
 
+    mark_compiles()
     packed = problem.activations.packed()
     return lambda: cute_dsl_fused_moe_nvfp4(
         x=packed.codes,
@@ -69,6 +71,7 @@ def _prepare_b12x(problem: MoeProblem) -> dict[str, Any]:
 def _launch_b12x(prepared: dict[str, Any], problem: MoeProblem, out: torch.Tensor) -> Launch:
     from flashinfer import b12x_fused_moe
 
+    mark_compiles()
     x = problem.activations.value(torch.bfloat16)
     return lambda: b12x_fused_moe(
         x=x,
@@ -98,6 +101,7 @@ def _launch_masked(prepared: dict[str, Any], problem: MoeProblem, out: torch.Ten
     """Tokens are dealt out to their experts and the answers added up here: the kernel is the two grouped GEMMs between."""
     from sglang.srt.layers.moe.flashinfer_cutedsl_moe import flashinfer_cutedsl_moe_masked
 
+    mark_compiles()
     local = problem.topk_ids - problem.expert_offset
     pairs = [(local == expert).nonzero(as_tuple=True) for expert in range(problem.experts)]
     counts = torch.tensor([token.numel() for token, _ in pairs], dtype=torch.int32, device=problem.device)
