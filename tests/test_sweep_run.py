@@ -85,3 +85,22 @@ def test_the_repro_line_of_a_record_repeats_its_case(tmp_path, monkeypatch, caps
         *_, row = (Evidence.from_json(line) for line in capsys.readouterr().out.splitlines())
         assert (row.subject, row.verdict, row.repro) == (case.subject, verdict, case.repro)
     assert [one.subject for one in Ledger("outputs/by_hand/ledger.jsonl") if one.stage == "kernel"][-1] == row.subject
+
+
+def test_asked_again_the_command_says_what_is_recorded_and_runs_nothing(tmp_path, monkeypatch, capsys):
+    """A script that asks twice gets the same rows and the same exit code."""
+    monkeypatch.setattr(certificate, "certify", certified(Verdict.OK))
+    (tmp_path / "p.yaml").write_text(
+        f"run_dir: {tmp_path}\nkernel_backends: [emulation.gemm_float16]\nkernel_tokens: [16]\n"
+        "kernel_probes: [exact_t8, exact_t24]\nkernel_field_reports: false\nnotebooks: [22_gemm_kernels]\n"
+    )
+    asked = ["kernels", str(tmp_path / "p.yaml"), "--json", "--only", "m16n512k128"]
+    found = []
+    for _ in range(2):
+        assert main(asked) == 1
+        rows = [Evidence.from_json(line) for line in capsys.readouterr().out.splitlines()]
+        found.append({(row.subject, row.verdict) for row in rows if row.stage == "kernel"})
+    assert found[0] == found[1] and {verdict for _, verdict in found[0]} == {Verdict.OK, Verdict.WRONG}
+    assert len([row for row in Ledger(tmp_path / "ledger.jsonl") if row.stage == "kernel"]) == 2
+    assert main(asked[:2] + asked[3:]) == 1
+    assert capsys.readouterr().out.count("recorded before: gemm:emulation.gemm_float16") == 2

@@ -1,6 +1,7 @@
 """Run kernel cases, each in its own process, and print what happened to every one."""
 
 import argparse
+import itertools
 from pathlib import Path
 
 
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evidence to the run's ledger; 0 unless a kernel was wrong, crashed or hung."""
+    """Evidence to the run's ledger, printed also where it was there already; 0 unless a kernel was wrong, crashed or hung."""
     from nvfp4lab import params
     from nvfp4lab.errors import LabError
     from nvfp4lab.kernels import plan, sweep_run
@@ -31,8 +32,11 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(case.subject for case in cases))
         return 0
-    failed = False
-    for evidence in sweep_run.collect(p, cases, again=args.again or bool(args.case)):
+    again, failed = args.again or bool(args.case), False
+    recorded = [] if again else sweep_run.recorded(p, cases)
+    if recorded and not args.json:
+        print("\n".join(f"recorded before: {sweep_run.describe(evidence)}" for evidence in recorded))
+    for evidence in itertools.chain(recorded, sweep_run.collect(p, cases, again)):
         failed |= evidence.verdict in (Verdict.WRONG, Verdict.CRASH, Verdict.HANG)
         if args.json:
             print(evidence.to_json(), flush=True)

@@ -15,7 +15,7 @@ from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.isolate import Isolator
 from nvfp4lab.kernels.isolate_outcome import Limits
 from nvfp4lab.kernels.roofline import Peaks
-from nvfp4lab.kernels.sweep import Sweep
+from nvfp4lab.kernels.sweep import Sweep, case_hash, finished
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict
 from nvfp4lab.stack import capture, here
@@ -65,6 +65,14 @@ def collect(p: Params, cases: Sequence[Case], again: bool = False) -> Iterator[E
         for evidence in dataclasses.replace(sweep, peaks=peaks, wishes=wishes)(todo):
             progress.step(describe(evidence))
             yield evidence
+
+
+def recorded(p: Params, cases: Sequence[Case]) -> list[Evidence]:
+    """What the run's ledger says of `cases` under this stack, in their order: what `collect` leaves out as done."""
+    stack = capture()
+    done = finished(sweep_of(p, here(), stack).ledger)
+    names = dict.fromkeys(case_hash(case, stack) for case in cases)
+    return [done[name] for name in names if name in done]
 
 
 def describe(evidence: Evidence) -> str:
