@@ -1,8 +1,10 @@
 """Load is driven by a benchmark in its own process; what it says of each request is kept; wrong rows are void."""
 
 import concurrent.futures
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -196,12 +198,47 @@ def test_table_compares_with_the_first_arm_and_draws_void_rows():
     assert table.compared(good) is None and table.compared(void) is None
     assert table.compared(fast).ratio.value == pytest.approx(2.0)
     assert [record.verdict for record in table.evidence()] == [Verdict.OK, Verdict.CRASH, Verdict.OK]
-    told = load_tables.comparisons(table)
-    assert told.loc["b", "beside a"] == "not_run" and told.loc["c", "beside a"] == "no difference"
-    assert load_tables.rows(table).loc["b", "note"] == "gone"
+    told = text_of(load_tables.comparisons(table))
+    assert "| b | 5 | 9 | 2 | not_run | | | | one of the two rows is void |" in told
+    assert "| c | 5 | 9 | 2 | no difference | 2.000 | unknown | 1 | cannot be told: one start |" in told
+    numbers = text_of(load_tables.rows(table))
+    assert "| gone |" in numbers and "| ok | 18 [18, 18] | 2 |" in numbers
     figure = plots_load.curves(table)
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert len(crosses) == 1, "a void row must be visible in the picture"
+
+
+def text_of(html: str) -> str:
+    """Cells between bars."""
+    return (
+        re.sub(r"(<[^>]*>|\s)+", " ", re.sub(r"</?t[dh]\b[^>]*>", "|", html))
+        .replace("||", "|")
+        .replace("|", " | ")
+        .replace("  ", " ")
+    )
+
+
+def test_no_table_cuts_a_sentence():
+    """pandas would show the first fifty letters."""
+    p = params.check({}, "test")
+    near = cell("a", ceiling=19.0, runs={0: loaded()})
+    assert "within 20% of the client's own ceiling: the client may be what is measured" in html.unescape(
+        load_tables.rows(Table(p, [near], []))
+    )
+
+
+def test_a_service_level_far_above_all_that_was_measured_is_not_drawn():
+    """It would press the curves onto the axis: at 125 ms per token, 500 ms would leave them a quarter of the height."""
+    for level_ms, drawn in ((300.0, True), (500.0, False)):
+        p = params.check({"slo": {"tpot_ms": level_ms}}, "test")
+        latency = plots_load.curves(Table(p, [cell("a", runs={0: loaded()})], [])).axes[1]
+        assert any(line.get_linestyle() == ":" for line in latency.lines) is drawn
+        assert (latency.get_ylim()[1] > 250.0) == drawn
+
+
+@pytest.mark.parametrize(("tokens", "concurrency", "wanted"), [(64, 1, 256), (64, 128, 1024), (8, 1, 1024), (8192, 4, 32)])
+def test_the_ceiling_is_taken_of_a_run_long_enough(tokens, concurrency, wanted):
+    assert load_run.ceiling_requests(LoadShape(input_tokens=8, output_tokens=tokens), concurrency) == wanted
 
 
 def test_each_arm_comes_first_equally_often():

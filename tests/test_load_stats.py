@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nvfp4lab.server.load import LoadRun, Request
-from nvfp4lab.server.load_stats import Comparison, compare, throughput
+from nvfp4lab.server.load_stats import Comparison, bootstrap, compare, throughput
 from nvfp4lab.server.params import LoadShape
 
 SHAPE = LoadShape(input_tokens=10, output_tokens=20)
@@ -51,11 +51,30 @@ def test_a_real_difference_is_found_in_its_direction():
 def test_one_start_shows_no_difference_however_large_the_ratio():
     generator = np.random.default_rng(3)
     compared = compare([run(200.0, generator)], [run(100.0, generator)])
-    assert compared.verdict is Comparison.NO_DIFFERENCE and "single start" in compared.why
+    assert compared.verdict is Comparison.NO_DIFFERENCE and compared.why == "cannot be told: one start"
 
 
 def test_a_sure_but_tiny_difference_is_no_difference():
     generator = np.random.default_rng(5)
     slow = [run(100.0, generator, spread=1e-4) for _ in range(6)]
     fast = [run(101.0, generator, spread=1e-4) for _ in range(6)]
-    assert compare(fast, slow).verdict is Comparison.NO_DIFFERENCE
+    compared = compare(fast, slow)
+    assert compared.verdict is Comparison.NO_DIFFERENCE and compared.why == "the same within 2%"
+
+
+def test_what_cannot_be_told_is_not_called_the_same():
+    generator = np.random.default_rng(5)
+    compared = compare([run(100.0, generator), run(60.0, generator)], [run(100.0, generator), run(100.0, generator)])
+    assert compared.verdict is Comparison.NO_DIFFERENCE and compared.why == "cannot be told: 2 starts differ too much"
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_arms_own_interval_holds_its_true_speed(count):
+    """The bootstrap of two or three starts holds it far less often than 95 % promises."""
+    generator = np.random.default_rng(11)
+    made = [rounds(100.0, 0.1, count, generator) for _ in range(60)]
+    held = {
+        name: sum(each.low <= 100.0 <= each.high for each in map(interval, made))
+        for name, interval in (("bootstrap", bootstrap), ("throughput", throughput))
+    }
+    assert held["throughput"] >= 0.95 * 60 - 4 > held["bootstrap"]

@@ -25,7 +25,8 @@ from nvfp4lab.server.load_store import Store
 from nvfp4lab.server.load_telemetry import Telemetry
 from nvfp4lab.server.params import LoadShape
 
-CEILING_REQUESTS = 8  # per request in flight, against the stub: seconds of time, long enough to be steady
+# Requests against the stub. A run of 10 to 30 ms gave 17,000 tok/s one time and 41,000 the next; these take half a second or more.
+CEILING_TOKENS, CEILING_REQUESTS, CEILING_PER_SLOT = 16_384, 1024, 8
 
 
 def sweep(p: Params) -> Table:
@@ -62,6 +63,12 @@ def rotated(arms: Sequence[Arm], number: int) -> list[Arm]:
     return [*arms[start:], *arms[:start]]
 
 
+def ceiling_requests(shape: LoadShape, concurrency: int) -> int:
+    """How many requests make a run against the stub long enough to be believed; short answers cost a request each."""
+    enough = -(-CEILING_TOKENS // shape.output_tokens)
+    return max(CEILING_PER_SLOT * concurrency, min(enough, CEILING_REQUESTS))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sweep:
     """One sweep under way."""
@@ -95,7 +102,7 @@ class _Sweep:
         found = {}
         with load.stub_server() as url:
             for shape, concurrency in itertools.product(self.p.load_shapes, self.p.concurrencies):
-                run = self.client.run(url, tokenizer, shape, concurrency, CEILING_REQUESTS * concurrency, seed=0)
+                run = self.client.run(url, tokenizer, shape, concurrency, ceiling_requests(shape, concurrency), seed=0)
                 found[shape, concurrency] = run.output_tok_s
                 print(f"client alone, {_words(shape, concurrency)}: {run.output_tok_s:,.0f} tok/s")
         return found

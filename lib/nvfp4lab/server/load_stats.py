@@ -1,8 +1,9 @@
 """How sure a throughput is, and whether two arms differ: a bootstrap over restarts and requests, paired by round.
 
 A restart changes more than a request does (memory layout, clocks, autotuning), so restarts are resampled first, requests
-inside them second. With few restarts a bootstrap is known to be too narrow; a Student interval over the rounds is
-computed as well and the wider one is used. One restart cannot tell an arm from its restart: that is "no difference".
+inside them second. With few restarts a bootstrap is known to be too narrow (of two it is hardly more than their range); a
+Student interval over the logarithms of the rounds is computed as well and the wider one is used. One restart cannot tell an
+arm from its restart: that is "no difference", and so is an interval too wide to tell, which `why` says.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """ratio: arm over reference in output tokens per second."""
+    """ratio: arm over reference in output tokens per second. why: what the verdict rests on."""
 
     verdict: Comparison
     ratio: Interval
@@ -47,7 +48,16 @@ class Compared:
 
 
 def throughput(runs: Sequence[LoadRun], seed: int = 0) -> Interval:
-    """Output tokens per second of one arm over its restarts; needs at least one run."""
+    """Output tokens per second of one arm over its restarts; needs at least one run. Of one run it is that of its requests."""
+    boot = bootstrap(runs, seed)
+    logs = np.log([run.output_tok_s for run in runs])
+    factor = float(np.exp(student_half_width(logs)))
+    middle = float(np.exp(logs.mean()))
+    return dataclasses.replace(boot, low=min(boot.low, middle / factor), high=max(boot.high, middle * factor))
+
+
+def bootstrap(runs: Sequence[LoadRun], seed: int = 0) -> Interval:
+    """The same by resampling alone."""
     samples = _resampled(runs, np.random.default_rng(seed))
     rounds = np.random.default_rng(seed + 1).integers(len(runs), size=(RESAMPLES, len(runs)))
     means = np.take_along_axis(samples, rounds, axis=1).mean(axis=1)
@@ -77,14 +87,15 @@ def student_half_width(values: np.ndarray) -> float:
 
 
 def _judged(ratio: Interval) -> Compared:
-    shown = f"{ratio.value:.3f} times [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.n} restarts"
     if ratio.n < 2:
-        return Compared(Comparison.NO_DIFFERENCE, ratio, f"{ratio.value:.3f} times in a single start, which shows no difference")
+        return Compared(Comparison.NO_DIFFERENCE, ratio, "cannot be told: one start")
     if ratio.low > 1 + MARGIN:
-        return Compared(Comparison.FASTER, ratio, shown)
+        return Compared(Comparison.FASTER, ratio, f"by more than {MARGIN:.0%}")
     if ratio.high < 1 - MARGIN:
-        return Compared(Comparison.SLOWER, ratio, shown)
-    return Compared(Comparison.NO_DIFFERENCE, ratio, shown)
+        return Compared(Comparison.SLOWER, ratio, f"by more than {MARGIN:.0%}")
+    if ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN:
+        return Compared(Comparison.NO_DIFFERENCE, ratio, f"the same within {MARGIN:.0%}")
+    return Compared(Comparison.NO_DIFFERENCE, ratio, f"cannot be told: {ratio.n} starts differ too much")
 
 
 def _resampled(runs: Sequence[LoadRun], generator: np.random.Generator) -> np.ndarray:

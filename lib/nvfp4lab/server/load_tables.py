@@ -1,42 +1,59 @@
 """The load sweep as tables for a reader."""
 
-import pandas
+from nvfp4lab.records import Number, Verdict
+from nvfp4lab.report.tables import Html, table
+from nvfp4lab.server.load_evidence import Cell, Table
 
-from nvfp4lab.records import Verdict
-from nvfp4lab.server.load_evidence import Table
-
-
-def rows(table: Table) -> pandas.DataFrame:
-    """One row per cell: lengths, concurrency, verdict, and each number with its unit in the heading."""
-    records = []
-    for evidence in table.evidence():
-        details = evidence.details
-        place = {key: details.get(key) for key in ("input_tokens", "output_tokens", "concurrency")}
-        numbers = {f"{number.name}, {number.unit}": round(number.value, 3) for number in evidence.numbers}
-        records.append(
-            {
-                "arm": evidence.subject.removeprefix("arm:"),
-                **place,
-                "verdict": str(evidence.verdict),
-                **numbers,
-                "note": evidence.reason,
-            }
-        )
-    return pandas.DataFrame(records).set_index("arm") if records else pandas.DataFrame()
+_PLACE = ("input_tokens", "output_tokens", "concurrency")
 
 
-def comparisons(table: Table) -> pandas.DataFrame:
+def rows(found: Table) -> Html:
+    """One row per cell: lengths, concurrency, verdict, and each number with its unit in the heading and its interval, if any."""
+    records = found.evidence()
+    names = list(dict.fromkeys((number.name, number.unit) for record in records for number in record.numbers))
+    return table(
+        ("arm", *_PLACE, "verdict", *(f"{name}, {unit}" for name, unit in names), "note"),
+        (
+            (
+                record.subject.removeprefix("arm:"),
+                *(record.details.get(key) for key in _PLACE),
+                record.verdict,
+                *(_shown(record.number(name)) for name, _ in names),
+                record.reason,
+            )
+            for record in records
+        ),
+    )
+
+
+def comparisons(found: Table) -> Html:
     """One row per cell of every arm but the first: what can be said beside the first."""
-    first = table.cells[0].arm.name if table.cells else ""
-    records = []
-    for cell in table.cells:
-        if cell.arm.name != first:
-            compared = table.compared(cell)
-            said = (str(compared.verdict), compared.why) if compared else (str(Verdict.NOT_RUN), "one of the two rows is void")
-            place = {
-                "input_tokens": cell.shape.input_tokens,
-                "output_tokens": cell.shape.output_tokens,
-                "concurrency": cell.concurrency,
-            }
-            records.append({"arm": cell.arm.name, **place, f"beside {first}": said[0], "ratio": said[1]})
-    return pandas.DataFrame(records).set_index("arm") if records else pandas.DataFrame()
+    first = found.cells[0].arm.name if found.cells else "the first"
+    others = [cell for cell in found.cells if cell.arm.name != first]
+    return table(
+        ("arm", *_PLACE, f"beside {first}", "ratio", "95 % interval", "starts", "why"),
+        (
+            (cell.arm.name, cell.shape.input_tokens, cell.shape.output_tokens, cell.concurrency, *_beside(found, cell))
+            for cell in others
+        ),
+    )
+
+
+def _beside(found: Table, cell: Cell) -> tuple:
+    compared = found.compared(cell)
+    if compared is None:
+        return Verdict.NOT_RUN, "", "", "", "one of the two rows is void"
+    ratio = compared.ratio
+    interval = f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio.n > 1 else "unknown"
+    return compared.verdict, f"{ratio.value:.3f}", interval, ratio.n, compared.why
+
+
+def _shown(number: Number | None) -> str:
+    if number is None:
+        return ""
+    bounds = "" if number.low is None or number.high is None else f" [{_digits(number.low)}, {_digits(number.high)}]"
+    return _digits(number.value) + bounds
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
