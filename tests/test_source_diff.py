@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -18,8 +20,8 @@ def fact(subject="mm_fp4:cudnn", predicate="supported_cc", value=(100, 120), fil
     return Fact("flashinfer", "1", subject, predicate, held, file, line, when=when)
 
 
-def route(backend: str, expected: str = WORKS, final: str = "flashinfer.mm_fp4") -> Route:
-    return Route(backend, "fp4_gemm", {}, (), (), final, expected)
+def route(backend: str, expected: str = WORKS, final: str = "flashinfer.mm_fp4", when: Mapping = MappingProxyType({})) -> Route:
+    return Route(backend, "fp4_gemm", when, (), (), final, expected)
 
 
 def test_a_value_that_changed_shows_both_sides():
@@ -61,6 +63,14 @@ def test_routes_that_end_elsewhere_or_are_new_or_gone():
         "--fp4-gemm-backend cudnn: a -> raises: ValueError: no",
         "--fp4-gemm-backend marlin: no such value -> flashinfer.mm_fp4",
     ]
+
+
+def test_a_condition_is_told_in_words_and_a_long_name_may_break_at_its_dots():
+    [change] = diff.of_routes([], [route("auto", final="sglang.kernels.ops.moe.marlin", when={"model_arch": ["A", "B"]})])
+    assert "auto when model_arch A or B: no such value" in diff_text.route_line(change)
+    [row] = diff_text.markdown_routes([change]).splitlines()[2:]
+    assert "`--fp4-gemm-backend auto` when model_arch A or B" in row
+    assert "sglang.<wbr>kernels.<wbr>ops.<wbr>moe.<wbr>marlin" in row
 
 
 VALUES = st.one_of(

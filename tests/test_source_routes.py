@@ -13,7 +13,7 @@ from nvfp4lab.cli import main
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
 from nvfp4lab.records import Verdict
-from nvfp4lab.source import routes_evidence, routes_flashinfer, routes_text, sglang_facts
+from nvfp4lab.source import plots, routes_evidence, routes_flashinfer, routes_text, sglang_facts
 from nvfp4lab.source.facts import Fact, Facts
 from nvfp4lab.source.index import Index
 from nvfp4lab.source.package import Package, resolve
@@ -256,6 +256,23 @@ def test_listing_puts_traps_first(march):
     assert lines[0].startswith("sglang 0.5.9, flashinfer 0.6.5, compute capability 12.0")
     assert lines[2].startswith("TRAP  --moe-runner-backend auto: is left unresolved")
     assert any(line.startswith("TRAP  --moe-runner-backend deep_gemm, triton, triton_kernel,") for line in lines)
+
+
+def test_the_table_keeps_flags_apart_and_the_kernel_in_sight(march):
+    table = routes_text.markdown_table(march.routes(Query("12.0")))
+    moe, gemm = table.split("**--fp4-gemm-backend**")
+    assert moe.startswith("**--moe-runner-backend**")
+    assert "| value | expected | final call | when |" in moe
+    assert "`flashinfer_cudnn`" in gemm
+    assert "`flashinfer_cudnn`" not in moe
+    assert "flashinfer.<wbr>mm_fp4" in gemm
+    assert "it raises before one" not in table
+
+
+def test_a_drawn_route_says_where_its_other_gates_are_listed(march):
+    route = max(march.routes(Query("12.0"), ("moe",)), key=lambda route: len(route.gates))
+    title = plots.route_graph(route, gates=1).axes[0].get_title(loc="left")
+    assert f"`nvfp4lab routes --backend {route.backend}` lists {len(route.gates) - 1} more gates" in title
 
 
 @pytest.mark.parametrize(

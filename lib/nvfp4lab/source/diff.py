@@ -81,7 +81,7 @@ def of_routes(before: Iterable[Route], after: Iterable[Route]) -> list[RouteChan
     for key in [*old, *(key for key in new if key not in old)]:
         left, right = old.get(key), new.get(key)
         if left is None or right is None or (left.expected, left.final_call) != (right.expected, right.final_call):
-            found.append(RouteChange(*key[:2], "" if key[2] == "{}" else key[2], left, right))
+            found.append(RouteChange(*key[:2], (left or right).condition, left, right))
     return found
 
 

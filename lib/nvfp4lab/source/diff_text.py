@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from nvfp4lab.source.diff import TOPICS, Change, RouteChange
 from nvfp4lab.source.routes_query import FLAGS, Route
+from nvfp4lab.source.routes_text import markdown_cell
 
 
 def listing(changes: Iterable[Change | RouteChange], topics: Sequence[str] | None = None) -> str:
@@ -41,7 +42,7 @@ def markdown_routes(changes: Iterable[RouteChange]) -> str:
     rows = ["| flag value | before | after |", "|---|---|---|"]
     for change in changes:
         name = f"`{FLAGS[change.op]} {change.backend}`" + (f" when {change.when}" if change.when else "")
-        rows.append(f"| {_cell(name)} | {_cell(outcome(change.before))} | {_cell(outcome(change.after))} |")
+        rows.append(f"| {name} | {markdown_cell(outcome(change.before))} | {markdown_cell(outcome(change.after))} |")
     return "\n".join(rows)
 
 
@@ -67,7 +68,3 @@ def counts(changes: Iterable[Change]) -> dict[str, dict[str, int]]:
         if kinds:
             found[topic] = {kind: kinds.count(kind) for kind in ("changed", "added", "removed", "moved")}
     return found
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

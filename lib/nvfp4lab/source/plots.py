@@ -102,10 +102,10 @@ def route_graph(route: Route, gates: int = 12) -> Figure:
             f"{gate.state}  {_tail(gate.file)}:{gate.line}",
             _gate_colour(gate),
         )
-    more = f"; {len(route.gates) - len(chosen)} more gates in the table" if len(route.gates) > len(chosen) else ""
-    axes.set_title(
-        f"{FLAGS[route.op]} {route.backend}: {textwrap.shorten(route.expected, 120, placeholder='…')}{more}", fontsize=9, loc="left"
-    )
+    left_out = len(route.gates) - len(chosen)
+    more = f"; `nvfp4lab routes --backend {route.backend}` lists {left_out} more gates" if left_out else ""
+    title = f"{FLAGS[route.op]} {route.backend}: {textwrap.shorten(route.expected, 120, placeholder='…')}{more}"
+    axes.set_title(title, fontsize=9, loc="left")
     axes.set(xlim=(-0.1, 11), ylim=(rows - 0.4, -0.6))
     axes.axis("off")
     return picture

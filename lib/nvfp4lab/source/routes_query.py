@@ -97,6 +97,18 @@ class Route:
     def raises(self) -> bool:
         return self.expected.startswith("raises")
 
+    @property
+    def condition(self) -> str:
+        """`when` in words; empty for a route without conditions."""
+        return ", ".join(_in_words(name, value) for name, value in self.when.items())
+
     def to_json(self) -> dict[str, Any]:
         row = dataclasses.asdict(self)
         return row | {"when": dict(self.when), "hops": [dataclasses.asdict(hop) for hop in self.hops]}
+
+
+def _in_words(name: str, value: Any) -> str:
+    if value is True:
+        return name.replace("_", " ")
+    said = " or ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return f"{'depends on' if name == 'depends_on' else name} {said}"

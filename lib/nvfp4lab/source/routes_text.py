@@ -1,5 +1,7 @@
 """Routes as text: the listing of the command line and the tables of the notebooks."""
 
+import itertools
+import re
 from collections.abc import Iterable
 
 from nvfp4lab.source.index import Index
@@ -37,16 +39,11 @@ def traps(routes: Iterable[Route]) -> list[str]:
 
 def block(route: Route) -> list[str]:
     """One route: what is expected, where it ends, the hops, the gates."""
-    when = f"  when {conditions(route)}" if route.when else ""
+    when = f"  when {route.condition}" if route.when else ""
     lines = [f"{FLAGS[route.op]} {route.backend}{when}", f"  expected: {route.expected}", f"  final call: {route.final_call}"]
     lines += [f"    {hop.file}:{hop.line}  {hop.why}" for hop in route.hops]
     lines += [f"    [{gate.state}] {gate.text.removeprefix('depends on ')}  ({gate.file}:{gate.line})" for gate in route.gates]
     return lines
-
-
-def conditions(route: Route) -> str:
-    """`when` in one line."""
-    return ", ".join(f"{name} {value}" for name, value in route.when.items())
 
 
 def short(expected: str) -> str:
@@ -60,17 +57,20 @@ def markdown_traps(routes: Iterable[Route]) -> str:
 
 
 def markdown_table(routes: Iterable[Route]) -> str:
-    """One row per route, for a notebook."""
-    rows = ["| flag value | when | expected | final call |", "|---|---|---|---|"]
-    rows += [
-        f"| `{route.backend}` | {_cell(conditions(route))} | {_cell(route.expected)} | {_cell(f'`{route.final_call}`')} |"
-        for route in routes
-    ]
-    return "\n".join(rows)
+    """One table a flag and one row a route, for a notebook. What raises has no final call; the page wraps names at their dots."""
+    lines: list[str] = []
+    for op, group in itertools.groupby(routes, key=lambda route: route.op):
+        lines += [f"**{FLAGS[op]}**", "", "| value | expected | final call | when |", "|---|---|---|---|"]
+        for route in group:
+            final = "" if route.raises else markdown_cell(route.final_call)
+            lines.append(f"| `{route.backend}` | {markdown_cell(route.expected)} | {final} | {markdown_cell(route.condition)} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def markdown_cell(text: str) -> str:
+    """`text` for a cell of a Markdown table: in one line, and a dotted name may break at its dots."""
+    return re.sub(r"(?<=\w)\.(?=\w)", ".<wbr>", text.replace("|", "\\|").replace("\n", " "))
 
 
 def most_telling(routes: Iterable[Route]) -> Route:
