@@ -258,6 +258,14 @@ def test_listing_puts_traps_first(march):
     assert any(line.startswith("TRAP  --moe-runner-backend deep_gemm, triton, triton_kernel,") for line in lines)
 
 
+def test_every_trap_names_its_flag_and_value(later):
+    found = routes_text.traps(later.routes(Query("9.0")))
+    noted = Route("cutedsl", "moe", {}, (), (), "k", WORKS, traps=("not enforced: FlashInfer is for [100], asked is 120",))
+    [line] = routes_text.traps([noted])
+    assert line == "TRAP  --moe-runner-backend cutedsl: not enforced: FlashInfer is for [100], asked is 120"
+    assert all(line.startswith(("TRAP  --moe-runner-backend ", "TRAP  --fp4-gemm-backend ")) for line in found)
+
+
 def test_the_table_keeps_flags_apart_and_the_kernel_in_sight(march):
     table = routes_text.markdown_table(march.routes(Query("12.0")))
     moe, gemm = table.split("**--fp4-gemm-backend**")

@@ -26,13 +26,9 @@ def traps(routes: Iterable[Route]) -> list[str]:
     kinds: dict[tuple[str, str], list[str]] = {}
     for route in routes:
         for trap in route.traps:
-            head = f"{FLAGS[route.op]} {route.backend} "
-            kind = ("", trap) if not trap.startswith(head) else (FLAGS[route.op], trap.removeprefix(head))
-            kinds.setdefault(kind, []).append(route.backend)
-    lines = [
-        f"TRAP  {flag} {', '.join(dict.fromkeys(names))}: {said}" if flag else f"TRAP  {said}"
-        for (flag, said), names in kinds.items()
-    ]
+            flag = FLAGS[route.op]
+            kinds.setdefault((flag, trap.removeprefix(f"{flag} {route.backend} ")), []).append(route.backend)
+    lines = [f"TRAP  {flag} {', '.join(dict.fromkeys(names))}: {said}" for (flag, said), names in kinds.items()]
     lines = [f"NOT READ  {flag}: the enum of its backends was not found, so no trap could be looked for" for flag in unread] + lines
     return lines or ["no trap found"]
 
