@@ -1,12 +1,14 @@
 """A decision is made from what was measured right here, says why not for the rest, and never without evidence."""
 
 import dataclasses
+import html
 import json
 
 import pytest
 
 from nvfp4lab import cli, field_reports, params
-from nvfp4lab.decide import Question, decide
+from nvfp4lab.commands.decide import lines
+from nvfp4lab.decide import Question, decide, display
 from nvfp4lab.decide.gather import question_of
 from nvfp4lab.decide.question import asked_by, backends_of
 from nvfp4lab.records import Evidence, Ledger, Number, Stack, Target, Verdict, WrongKind
@@ -209,6 +211,19 @@ def test_field_reports_are_cited_and_never_decide():
     )
     assert "reported by others" in decision.rejected[0].why
     assert decision.command is None
+
+
+def test_a_report_is_told_once_however_many_backends_it_speaks_of():
+    read = [record("source", f"moe:{name}:modelopt_fp4", Verdict.NOT_RUN, "works") for name in ("cutlass", "flashinfer_cutlass")]
+    decision = decide(QUESTION, read)
+    shared = field_reports.about("moe", "cutlass", "12.0")[0]
+    assert all(shared.id in row.why for row in decision.rejected)
+    told = lines(decision)
+    assert sum(shared.symptom in line for line in told) == 1
+    [told_once] = [line for line in told if shared.symptom in line]
+    assert told_once.startswith(f"reported by others, {shared.id} (")
+    assert shared.id in json.dumps(decision.to_data())
+    assert str(display.reports(decision)).count(html.escape(shared.symptom)) == 1
 
 
 @pytest.mark.parametrize(

@@ -410,5 +410,5 @@ def test_an_arm_whose_greedy_answers_differ_when_asked_twice_is_said_to_be_unste
             ).beside
         )
 
-    assert "one is not deterministic: 27% of 44 greedy answers differed" in beside(32 / 44)
+    assert "arm one is not deterministic: 27% of 44 greedy answers differed" in beside(32 / 44)
     assert "deterministic" not in beside(1.0)

@@ -31,12 +31,17 @@ def run(args: argparse.Namespace) -> int:
 
 def lines(decision) -> list[str]:
     """The decision for a terminal: contradictions, the command, why, what stands beside it, why not the others, expiry."""
+    from nvfp4lab.decide.standing import Confidence
+
     told = [f"CONTRADICTION {contradiction}" for contradiction in decision.contradictions]
     told.append(decision.command or "no recommendation")
     told.append(f"why: {decision.why}" + (f" ({decision.confidence})" if decision.confidence else ""))
     told += [f"also: {line}" for line in decision.beside]
     told += [f"moot: {line}" for line in decision.moot]
     told += [f"not {rejected.op} {rejected.backend}: {rejected.why}" for rejected in decision.rejected]
+    told += [
+        f"{Confidence.REPORTED}, {r.id} ({'; '.join(filter(None, (r.source, r.versions)))}): {r.symptom}" for r in decision.reports
+    ]
     asked = decision.question
     told.append(
         f"asked for: compute capability {asked.cc}, SGLang {asked.sglang}, FlashInfer {asked.flashinfer or 'of any version'}"

@@ -11,6 +11,7 @@ from nvfp4lab.decide.question import OPS, Question, last_word, partition
 from nvfp4lab.decide.reasons import Rejected
 from nvfp4lab.decide.speeds import gpu_of
 from nvfp4lab.decide.standing import BASIS, Confidence, Standing, doubt, standings
+from nvfp4lab.field_reports import FieldReport
 from nvfp4lab.records import Evidence, Stack, Verdict
 
 EXPIRES: dict[str, str] = {
@@ -29,7 +30,8 @@ class Decision:
 
     chosen: backend by op; evidence: the records behind it. no_difference: combinations whose speed cannot be told apart from
     the chosen one's. beside: what kernels say where a server decided, and with which further flags it was served.
-    autos: what `auto` is here. expires_with: {version name: {"now": value, "invalidates": what}}.
+    autos: what `auto` is here. reports: what `rejected` cites by id: others' machines, which decide nothing here.
+    expires_with: {version name: {"now": value, "invalidates": what}}.
     """
 
     question: Question
@@ -41,6 +43,7 @@ class Decision:
     beside: tuple[str, ...]
     autos: tuple[str, ...]
     rejected: tuple[Rejected, ...]
+    reports: tuple[FieldReport, ...]
     contradictions: tuple[str, ...]
     no_difference: tuple[str, ...]
     moot: tuple[str, ...]
@@ -54,6 +57,7 @@ class Decision:
         return shown | {
             "question": dataclasses.asdict(self.question),
             "rejected": [dataclasses.asdict(row) for row in self.rejected],
+            "reports": [dataclasses.asdict(report) for report in self.reports],
         }
 
 
@@ -75,6 +79,7 @@ def decide(question: Question, records: Sequence[Evidence]) -> Decision:
         beside=(*_beside(choice, by_backend), *_mixed(ours)),
         autos=tuple(auto.line for op, auto in attribution.autos.items() if op not in moot),
         rejected=reasons.rejected(by_backend, question, choice, attribution),
+        reports=reasons.reports(by_backend, question),
         contradictions=reasons.contradictions(by_backend, ours, attribution),
         no_difference=choice.ties,
         moot=tuple(f"{OPS[op]} touches no layer of this checkpoint" for op in sorted(moot)),
@@ -122,7 +127,8 @@ def _unsteady(record: Evidence) -> str | None:
     if record.stage != "server" or alike is None or alike.value == 1.0:
         return None
     arm = record.subject.removeprefix("arm:")
-    return f"{arm} is not deterministic: {1 - alike.value:.0%} of {alike.n} greedy answers differed when asked twice, one at a time"
+    differing = f"{1 - alike.value:.0%} of {alike.n} greedy answers"
+    return f"arm {arm} is not deterministic: {differing} differed when asked twice, one at a time"
 
 
 def _mixed(ours: Sequence[Evidence]) -> tuple[str, ...]:

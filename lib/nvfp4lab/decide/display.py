@@ -97,6 +97,12 @@ def _first(evidence: Sequence[str]) -> str:
     return "; ".join(evidence[:SHOWN_EVIDENCE]) + (f"; and {more} more" if more > 0 else "")
 
 
+def reports(decision: Decision) -> Html:
+    """What others saw on this capability, by the ids that `why_not` cites."""
+    rows = ((report.id, report.source, report.versions, report.symptom) for report in decision.reports)
+    return table(("report", "where", "versions", "what they saw"), rows)
+
+
 def expiry(decision: Decision) -> Html:
     """Which version change asks for a new decision."""
     rows = ((name, change["now"], change["invalidates"]) for name, change in decision.expires_with.items())

@@ -35,13 +35,15 @@ def rejected(by_backend: Sequence[Standing], question: Question, choice: Choice,
             why += f"; but {doubt(doubted)}"
         reports = field_reports.about(standing.op, standing.backend, question.cc)
         if reports:
-            why += "".join(f"; {Confidence.REPORTED} ({_origin(report)}): {report.symptom}" for report in reports)
+            why += f"; {Confidence.REPORTED}: {', '.join(report.id for report in reports)}"
         rows.append(Rejected(standing.backend, standing.op, why, (*cited(standing), *(f"report {r.id}" for r in reports))))
     return tuple(rows)
 
 
-def _origin(report: field_reports.FieldReport) -> str:
-    return f"{report.source}; {report.versions}" if report.versions else report.source
+def reports(by_backend: Sequence[Standing], question: Question) -> tuple[field_reports.FieldReport, ...]:
+    """What others reported about any of the backends on this capability, each once: lines about backends cite the ids."""
+    found = (report for one in by_backend for report in field_reports.about(one.op, one.backend, question.cc))
+    return tuple(dict.fromkeys(found))
 
 
 def cited(standing: Standing) -> tuple[str, ...]:
