@@ -86,6 +86,63 @@ def test_a_server_that_dies_while_it_is_asked_is_a_crash_whatever_was_answered(t
         assert evidence.verdict is Verdict.CRASH and "exit code 7 while it was being questioned" in evidence.reason
 
 
+CRASH_LOG = (
+    "[2026-11-29 12:04:59 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+    '  File "/opt/sglang/srt/managers/scheduler.py", line 2621, in run_batch',
+    "    result = self.forward(batch)",
+    "{}",
+    "[2026-11-29 12:05:00] Received sigquit from a child process. It usually means the child failed.",
+)
+
+
+def say(server, line: str) -> None:
+    with server.outcome.log.open("a") as log:
+        log.write("\n".join(CRASH_LOG).format(line) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", Verdict.OOM),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", Verdict.CRASH),
+        ("RuntimeError: probability tensor contains either `inf`, `nan` or element < 0", Verdict.CRASH),
+        ("RuntimeError: flux capacitor misaligned", Verdict.CRASH),
+    ],
+)
+def test_why_a_server_died_while_it_was_asked_is_what_its_log_says(tmp_path, fakes, line, verdict):
+    def ask(server):
+        say(server, line)
+        while server.lost() is None:
+            pass
+        return broken(server)
+
+    evidence = judge("dies_late", tmp_path, ask).evidence
+    assert evidence.verdict is verdict and evidence.reason.endswith(f"exit code 7 while it was being questioned: {line}")
+    assert evidence.details["classification"]["line"] == line
+
+
+def silent(server):
+    raise requests.ReadTimeout("read timeout=600")
+
+
+def test_a_server_that_listens_and_does_not_answer_hangs(tmp_path, fakes):
+    evidence = judge("healthy", tmp_path, silent).evidence
+    assert evidence.verdict is Verdict.HANG and evidence.reason == (
+        "the server lives and listens, but does not answer (read timeout=600)"
+    )
+
+
+def test_an_http_error_over_a_nan_is_a_nan(tmp_path, fakes):
+    def ask(server):
+        with server.outcome.log.open("a") as log:
+            log.write("ValueError: Out of range float values are not JSON compliant: nan\n")
+        raise LabError("HTTP 500")
+
+    evidence = judge("healthy", tmp_path, ask).evidence
+    assert (evidence.verdict, evidence.kind) == (Verdict.WRONG, WrongKind.NAN)
+    assert evidence.reason == "LabError: HTTP 500: ValueError: Out of range float values are not JSON compliant: nan"
+
+
 def test_a_server_that_lives_but_breaks_its_answers_is_wrong(tmp_path, fakes):
     evidence = judge("healthy", tmp_path, broken).evidence
     assert (evidence.verdict, evidence.kind) == (Verdict.WRONG, WrongKind.GARBAGE)

@@ -19,11 +19,12 @@ from nvfp4lab.records import Stack, Verdict, WrongKind
 from nvfp4lab.server import load, load_driver, load_run, load_tables, load_telemetry, plots_load
 from nvfp4lab.server.arms import Arm
 from nvfp4lab.server.load import Client, LoadRun, Request
-from nvfp4lab.server.load_canary import CanaryWatch
+from nvfp4lab.server.load_canary import CanaryWatch, PatternCanary
 from nvfp4lab.server.load_evidence import Cell, Table, Void
 from nvfp4lab.server.load_store import Store
 from nvfp4lab.server.load_telemetry import Reading
 from nvfp4lab.server.params import LoadShape, Slo
+from nvfp4lab.server.quality_canary import Canary, CanaryPrompt
 
 SHAPE = LoadShape(input_tokens=5, output_tokens=9)
 
@@ -124,17 +125,34 @@ def loaded(tokens=9, errors=0, requests=4, duration_s=2.0) -> LoadRun:
     return LoadRun(SHAPE, 2, duration_s, made, (0.125,))
 
 
+def watched(fault: str | None = None, is_silent: bool = False) -> CanaryWatch:
+    watch = CanaryWatch(Scripted(None), "http://x")
+    watch.fault, watch.is_silent = fault, is_silent
+    return watch
+
+
 def test_the_gravest_reason_voids_a_run():
     why = load_run._why_void
-    assert why(None, None, None, loaded()) is None
-    assert why("it died", "canary", "client", None).verdict is Verdict.CRASH
-    assert why(None, "'x': got '!!!!'", "client", None) == Void(
+    assert why(watched(), None, loaded()) is None
+    assert why(watched("no answer, timed out", is_silent=True), "client", None).verdict is Verdict.HANG
+    assert why(watched("'x': got '!!!!'"), "client", None) == Void(
         Verdict.WRONG, "canary under load: 'x': got '!!!!'", WrongKind.GARBAGE
     )
-    assert why(None, None, "benchmark failed", None).verdict is Verdict.NOT_RUN
-    unanswered = why(None, None, None, loaded(errors=1))
+    assert why(watched(), "benchmark failed", None).verdict is Verdict.NOT_RUN
+    unanswered = why(watched(), None, loaded(errors=1))
     assert unanswered.verdict is Verdict.CRASH and unanswered.reason == "1 of 4 requests failed, the first with: connection lost"
-    assert why(None, None, None, loaded(tokens=8)).kind is WrongKind.GARBAGE
+    assert why(watched(), None, loaded(tokens=8)).kind is WrongKind.GARBAGE
+
+
+def test_a_silent_server_is_told_from_a_wrong_one(monkeypatch):
+    def silent(*args, **kwargs):
+        raise requests.ReadTimeout("timed out")
+
+    monkeypatch.setattr(requests, "post", silent)
+    for checks in (PatternCanary(4), Canary((CanaryPrompt("x", (1,), (2,)),))):
+        with CanaryWatch(checks, "http://x") as watch:
+            pass
+        assert (watch.fault, watch.is_silent) == ("no answer, timed out", True)
 
 
 class Scripted:

@@ -110,4 +110,5 @@ def test_a_server_that_dies_under_load_voids_all_its_rows_at_once(sweep_of):
     sweep, _ = sweep_of
     table = sweep({"late": "dies_late"})
     assert [record.verdict for record in table.evidence()] == [Verdict.CRASH] * 2
+    assert "exit code 7 under" in table.evidence()[0].reason
     assert Benchmark.runs <= 2 + 1, "the benchmark was sent to a dead server"

@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import requests
+
 from nvfp4lab import stack
 from nvfp4lab.errors import LabError
 from nvfp4lab.records import Evidence, Number, Verdict, WrongKind
@@ -99,23 +101,45 @@ def _beside(row: Judged, neighbours: Sequence[str]) -> Judged:
     return dataclasses.replace(row, evidence=dataclasses.replace(row.evidence, details=details))
 
 
-def _questioned(arm: Arm, server: Server, ask: Callable[[Arm, Server], Finding]) -> tuple[Finding, str | None]:
-    """(what the questions found, how the server was lost meanwhile). A broken connection counts only with a lost server."""
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """Why a server that was ready has no answers: gone, or silent."""
+
+    verdict: Verdict
+    reason: str
+    details: Mapping
+
+
+def _questioned(arm: Arm, server: Server, ask: Callable[[Arm, Server], Finding]) -> tuple[Finding, _Failure | None]:
+    """(what the questions found, how the server failed meanwhile). A broken connection counts only with a lost server."""
+    finding, error = Finding(), None
     try:
-        return ask(arm, server), server.lost()
-    except (OSError, ValueError, KeyError, LabError) as error:  # no connection, no JSON, no such field, no answer
-        lost = server.lost()
-        return Finding(WrongKind.GARBAGE, f"{type(error).__name__}: {error}"), lost
+        finding = ask(arm, server)
+    except (OSError, ValueError, KeyError, LabError) as broken:  # no connection, no JSON, no such field, no answer
+        error = broken
+    if lost := server.lost():
+        return finding, _Failure(*why_lost(server, f"{lost} while it was being questioned"))
+    if isinstance(error, requests.Timeout):
+        return finding, _Failure(*why_lost(server, f"the server lives and listens, but does not answer ({error})", Verdict.HANG))
+    return (_unreadable(server, error) if error else finding), None
 
 
-def _answered(arm: Arm, server: Server, finding: Finding, lost: str | None, run_dir: Path | str) -> Judged:
+def _unreadable(server: Server, error: Exception) -> Finding:
+    """A reply that is none. SGLang answers with an HTTP error where a log-probability is NaN; then its log says so."""
+    told, what = logs.classify(server.outcome.log, "running"), f"{type(error).__name__}: {error}"
+    is_nan = told.verdict is Verdict.WRONG and told.symptom_class == str(WrongKind.NAN)
+    return Finding(WrongKind.NAN, f"{what}: {told.line}") if is_nan else Finding(WrongKind.GARBAGE, what)
+
+
+def _answered(arm: Arm, server: Server, finding: Finding, failure: _Failure | None, run_dir: Path | str) -> Judged:
     numbers = (*_life_numbers(server.outcome, server.ending), *finding.numbers)
     details = {**_life_details(server.outcome), **finding.details}
     if not server.ending.clean:
         details["left_behind"] = dataclasses.asdict(server.ending)
     common = {"numbers": numbers, "details": details, "artefacts": _artefacts(server, run_dir)}
-    if lost:
-        evidence = _evidence(arm, Verdict.CRASH, f"{lost} while it was being questioned", **common)
+    if failure:
+        details |= failure.details
+        evidence = _evidence(arm, failure.verdict, failure.reason, **common)
     elif finding.kind is not None:
         evidence = _evidence(arm, Verdict.WRONG, finding.reason, kind=finding.kind, **common)
     elif finding.void:
@@ -143,12 +167,22 @@ def why_failed(outcome: Outcome) -> tuple[Verdict, str, dict]:
 
     A log that shows no failure does not acquit a server that ended or hung.
     """
-    told = logs.classify(outcome.log, "timeout" if outcome.state is State.HUNG else outcome.exit_code)
-    ended = Verdict.HANG if outcome.state is State.HUNG else Verdict.CRASH
+    is_hung = outcome.state is State.HUNG
+    told = logs.classify(outcome.log, "timeout" if is_hung else outcome.exit_code)
     spoilt = told.verdict is Verdict.NOT_RUN and told.symptom_class != logs.UNKNOWN  # by the machine: to be started again
-    explained = spoilt or told.verdict in (Verdict.UNSUPPORTED, Verdict.OOM, Verdict.CRASH, Verdict.HANG)
-    reason = f"{outcome.reason}: {told.line}" if explained and told.line else outcome.reason
-    return told.verdict if explained else ended, reason, {"classification": told.as_contract()}
+    return _explained(told, outcome.reason, Verdict.NOT_RUN if spoilt else Verdict.HANG if is_hung else Verdict.CRASH, spoilt)
+
+
+def why_lost(server: Server, what: str, otherwise: Verdict = Verdict.CRASH) -> tuple[Verdict, str, dict]:
+    """The same for a server that was ready and then failed: what the log says of it, else `otherwise`."""
+    return _explained(logs.classify(server.outcome.log), what, otherwise)
+
+
+def _explained(told: logs.Classification, what: str, otherwise: Verdict, spoilt: bool = False) -> tuple[Verdict, str, dict]:
+    """A process that failed is never only `wrong`: what its log says of NaN is the reason."""
+    verdict = told.verdict if told.verdict in (Verdict.UNSUPPORTED, Verdict.OOM, Verdict.CRASH, Verdict.HANG) else otherwise
+    says_why = spoilt or told.verdict not in (Verdict.OK, Verdict.NOT_RUN)
+    return verdict, f"{what}: {told.line}" if says_why and told.line else what, {"classification": told.as_contract()}
 
 
 def _life_numbers(outcome: Outcome, ending: Ending) -> tuple[Number, ...]:

@@ -18,7 +18,7 @@ PROMPTS = 2  # of the reference's canaries: each check must fit into a short row
 
 
 class Checks(Protocol):
-    """Something that can ask a server and say what was wrong, None for nothing; never raises for the server."""
+    """Something that can ask a server and say what was wrong, None for nothing; raises requests.Timeout alone."""
 
     def check(self, base_url: str) -> str | None: ...
 
@@ -33,6 +33,8 @@ class PatternCanary:
         for prompt, must_match in arms_scores.CANARIES:
             try:
                 answer = arms_scores.canary(base_url, prompt, must_match, self.tokens)
+            except requests.Timeout:
+                raise
             except (requests.RequestException, ValueError, KeyError) as error:
                 return f"{prompt!r}: no answer, {type(error).__name__}"
             if answer.kind is not None:
@@ -58,6 +60,7 @@ class CanaryWatch:
     def __init__(self, checks: Checks, url: str):
         self.asked = 0
         self.fault: str | None = None
+        self.is_silent = False  # the fault is that no answer came at all
         self._checks, self._url = checks, url
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask, daemon=True)
@@ -73,6 +76,9 @@ class CanaryWatch:
     def _ask(self) -> None:
         while self.fault is None and not (self._over.is_set() and self.asked):
             began_s = time.monotonic()
-            self.fault = self._checks.check(self._url)
+            try:
+                self.fault = self._checks.check(self._url)
+            except requests.Timeout as error:
+                self.fault, self.is_silent = f"no answer, {error}", True
             self.asked += 1
             self._over.wait((time.monotonic() - began_s) * (1 - DUTY) / DUTY)

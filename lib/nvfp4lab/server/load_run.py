@@ -134,7 +134,7 @@ class _Sweep:
         print(f"{name}: ready after {server.outcome.seconds:.0f} s")
         unclear = self._unclear_kernel(server, arm) if number == 0 else None
         for cell in cells:
-            self._measure(number, server, cell, unclear or _gone(server))
+            self._measure(number, server, cell, unclear or _gone(server, "under an earlier load"))
             print(f"{name}, {_words(cell.shape, cell.concurrency)}: {_told(cell, number)}")
 
     def _unclear_kernel(self, server: Server, arm: Arm) -> Void | None:
@@ -164,20 +164,20 @@ class _Sweep:
                 run, failed = None, str(error)
         cell.canary_checks += watch.asked
         cell.readings += telemetry.readings
-        return run, _why_void(server.lost(), watch.fault, failed, run)
+        return run, _gone(server, "under load") or _why_void(watch, failed, run)
 
 
-def _gone(server: Server) -> Void | None:
+def _gone(server: Server, when: str) -> Void | None:
     lost = server.lost()
-    return Void(Verdict.CRASH, f"{lost} under an earlier load") if lost else None
+    return Void(*arms_judge.why_lost(server, f"{lost} {when}")[:2]) if lost else None
 
 
-def _why_void(lost: str | None, wrong: str | None, failed: str | None, run: LoadRun | None) -> Void | None:
-    """The gravest reason not to count a run: server gone, wrong canary, client failed, requests unanswered or cut short."""
-    if lost:
-        return Void(Verdict.CRASH, f"{lost} under load")
-    if wrong:
-        return Void(Verdict.WRONG, f"canary under load: {wrong}", WrongKind.GARBAGE)
+def _why_void(watch: CanaryWatch, failed: str | None, run: LoadRun | None) -> Void | None:
+    """The gravest reason not to count a run: canary silent or wrong, client failed, requests unanswered or cut short."""
+    if watch.is_silent:
+        return Void(Verdict.HANG, f"canary under load: {watch.fault}")
+    if watch.fault:
+        return Void(Verdict.WRONG, f"canary under load: {watch.fault}", WrongKind.GARBAGE)
     if failed:
         return Void(Verdict.NOT_RUN, failed)
     if run.unanswered():

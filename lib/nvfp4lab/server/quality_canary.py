@@ -49,10 +49,12 @@ class Canary:
         return cls(tuple(found[:count]))
 
     def check(self, base_url: str) -> str | None:
-        """None when every canary sings, else what was wrong with the first that did not; never raises for the server."""
+        """None when every canary sings, else what was wrong with the first that did not. Raises requests.Timeout alone."""
         for prompt in self.prompts:
             try:
                 answer = client.continue_greedily(base_url, prompt.prompt_ids, len(prompt.expected_ids))
+            except requests.Timeout:
+                raise
             except (LabError, requests.RequestException, ValueError) as error:
                 return f"{prompt.name}: {error}"
             if not all(map(is_sound, answer.rows)):
