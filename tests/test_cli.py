@@ -54,6 +54,11 @@ def test_an_error_of_the_file_system_names_the_file(tmp_path, capsys, monkeypatc
     assert "No such file" in line
 
 
+def test_a_folder_without_runs_gets_no_index(tmp_path, capsys):
+    assert "no run" in said(capsys, "index", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_error_of_our_own_keeps_its_traceback(tmp_path, monkeypatch):
     def broken(args):
         raise ConnectionResetError("not about a file")

@@ -38,7 +38,7 @@ def questions() -> tuple[Question, ...]:
         Question("What changed between two versions?", "11_version_diff"),
         Question("What is an NVFP4 number?", "20_nvfp4_format"),
         Question("Would our checks notice a broken kernel?", "21_gate_certificate"),
-        Question("Are the CPU emulations of dense FP4 GEMM right?", "22_gemm_kernels"),
+        Question("Does the gate notice a narrow accumulator (emulated)?", "22_gemm_kernels"),
         Question("Which dense FP4 GEMM kernels are right and fast?", "22_gemm_kernels", on_gpu),
         Question("Which fused MoE kernels are right and fast?", "23_moe_kernels", on_gpu),
         Question("What would a kernel compile to on another GPU?", "24_compile_evidence", nvcc),

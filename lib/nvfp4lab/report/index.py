@@ -9,6 +9,7 @@ import jinja2
 
 from nvfp4lab import atomic
 from nvfp4lab.batch.piece import Result
+from nvfp4lab.errors import LabError
 from nvfp4lab.records import Evidence, Ledger
 from nvfp4lab.report.redact import redact
 
@@ -24,8 +25,10 @@ def write_run(run_dir: Path, results: Sequence[Result]) -> None:
 
 
 def write_all(outputs: Path) -> Path:
-    """(Re)write the index over all runs under `outputs`, newest first; returns its path."""
+    """(Re)write the index over all runs under `outputs`, newest first; returns its path. Raises LabError without any."""
     runs = [page.parent for page in outputs.glob("**/index.html") if page.parent != outputs]
+    if not runs:
+        raise LabError(f"{outputs}: no run in this folder or below it (a run has an index.html of its own)")
     runs.sort(key=lambda run: run.name, reverse=True)
     rows = [(run.relative_to(outputs).as_posix(), _counts(Ledger(run / "ledger.jsonl"))) for run in runs]
     _write(outputs / "index.html", "all.html.j2", title="All runs", rows=rows)
