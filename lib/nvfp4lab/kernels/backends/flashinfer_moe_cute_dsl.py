@@ -1,5 +1,6 @@
 """FlashInfer's MoE kernels written in CuTe-DSL: SM100's, b12x of SM120, and the masked grouped GEMM behind DeepEP."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 
 from nvfp4lab.kernels.backends.base import Launch
 from nvfp4lab.kernels.backends.cute_dsl import mark_compiles
-from nvfp4lab.kernels.backends.flashinfer_moe import BOTH_PACKAGES, FlashinferMoe, expert_range, packed_experts, swizzled
+from nvfp4lab.kernels.backends.flashinfer_moe import BOTH_PACKAGES, ONE_SCALE, FlashinferMoe, expert_range, packed_experts, swizzled
 from nvfp4lab.kernels.operands import MoeProblem
 from nvfp4lab.kernels.shapes import BLOCK
 
@@ -53,18 +54,30 @@ def _launch_cute_dsl(prepared: dict[str, Any], problem: MoeProblem, out: torch.T
     )
 
 
+BAKED = "before FlashInfer 0.6.17 the global scale of gate and up is multiplied into their E4M3 block scales, as vLLM does"
+
+
 def _prepare_b12x(problem: MoeProblem) -> dict[str, Any]:
+    """Scales as the kernel means them: it divides activations by `input_global_scale` and the intermediate by `fc2_input_scale`,
+    and expects each in the multiplier (0.7.4 puts the first there itself). Before 0.6.17 `w1_alpha` is that divisor as well, so
+    the product forgets it, and the weights' own scale has no place but the block scales. No SGLang up to 0.5.23 calls it.
+    """
+    from flashinfer import b12x_fused_moe
     from flashinfer.cute_dsl.utils import convert_sf_to_mma_layout
 
-    packed = packed_experts(problem, up_first=True)
-    return {
+    packed, outer = packed_experts(problem, up_first=True), problem.activations.global_scale.float()
+    if "input_global_scale" in inspect.signature(b12x_fused_moe).parameters:
+        w13_scale, first = packed.w13_scale, {"w1_alpha": problem.gate.global_scale.float(), "input_global_scale": outer.reshape(1)}
+    else:
+        w13_scale = (packed.w13_scale.float() * problem.gate.global_scale[:, None, None]).to(torch.float8_e4m3fn)
+        first = {"w1_alpha": outer.expand(problem.experts).contiguous()}
+    return first | {
         "w1_weight": packed.w13,
-        "w1_weight_sf": _mma_layout(convert_sf_to_mma_layout, packed.w13_scale, packed.w13),
+        "w1_weight_sf": _mma_layout(convert_sf_to_mma_layout, w13_scale, packed.w13),
         "w2_weight": packed.w2,
         "w2_weight_sf": _mma_layout(convert_sf_to_mma_layout, packed.w2_scale, packed.w2),
-        "w1_alpha": packed.gate_alpha,
         "w2_alpha": packed.down_alpha,
-        "fc2_input_scale": packed.inner_encode,
+        "fc2_input_scale": problem.intermediate_scale.float().reshape(1),
     }
 
 
@@ -123,6 +136,6 @@ def _launch_masked(prepared: dict[str, Any], problem: MoeProblem, out: torch.Ten
 
 BACKENDS = (
     FlashinferMoe("flashinfer.cute_dsl_fused_moe_nvfp4", _prepare_cute_dsl, _launch_cute_dsl, BOTH_PACKAGES),
-    FlashinferMoe("flashinfer.b12x_fused_moe", _prepare_b12x, _launch_b12x, expert_parallel=False),
+    FlashinferMoe("flashinfer.b12x_fused_moe", _prepare_b12x, _launch_b12x, conventions=(ONE_SCALE, BAKED), expert_parallel=False),
     FlashinferMoe("flashinfer.grouped_gemm_nt_masked", _prepare_masked, _launch_masked, BOTH_PACKAGES),
 )
