@@ -1,12 +1,13 @@
 """Scales mean to a kernel what its source says: each stand-in multiplies as the real kernel does, on the real preparation."""
 
+import dataclasses
 import sys
 import types
 
 import pytest
 import torch
 
-from nvfp4lab.kernels import backends, probes
+from nvfp4lab.kernels import backends, cases, probes, reference
 from nvfp4lab.kernels.backends import base
 from nvfp4lab.kernels.shapes import MoeShape
 from nvfp4lab.nvfp4 import codec
@@ -81,3 +82,36 @@ def verdict(backend: str, probe: str) -> Verdict:
 def test_a_sound_b12x_moe_is_right_whichever_way_it_takes_its_scales(flashinfer, kernel, probe):
     flashinfer.b12x_fused_moe = kernel
     assert verdict("flashinfer.b12x_fused_moe", probe) is Verdict.OK
+
+
+def trtllm_that_routes(problems):
+    """Top-k of the bf16 logits, softmax in fp32, weights kept in bf16; the rest is the reference on those weights."""
+
+    def kernel(*, routing_logits, top_k, **given):
+        assert routing_logits.dtype is torch.bfloat16 and given["routing_method_type"] == 1
+        chosen = routing_logits.float().topk(top_k)
+        routed = dataclasses.replace(
+            problems[-1], topk_ids=chosen.indices.int(), topk_weights=chosen.values.softmax(-1).bfloat16().float()
+        )
+        return [reference.moe(routed, torch.empty(routed.out_shape, dtype=torch.bfloat16))]
+
+    return kernel
+
+
+@pytest.mark.parametrize("topk", [2, 4, 5])
+@pytest.mark.parametrize("probe", ["exact_moe", "exact_moe_skewed", "expert_number", "realistic_moe", "token_permutation"])
+def test_a_sound_kernel_that_routes_for_itself_is_right(flashinfer, monkeypatch, probe, topk):
+    problems = []
+    moe = types.ModuleType("flashinfer.fused_moe")
+    moe.trtllm_fp4_block_scale_moe = trtllm_that_routes(problems)
+    monkeypatch.setitem(sys.modules, moe.__name__, moe)
+    found = backends.find("flashinfer.trtllm_fp4_block_scale_moe")
+    backend = dataclasses.replace(found, prepare_with=lambda problem: {})
+
+    def kernel(problem, out):
+        problems.append(problem)
+        return base.run(backend, backend.prepare(problem), problem, out)
+
+    shape = dataclasses.replace(SHAPE, topk=topk)
+    experiment = probes.find(probe).build(shape, 0, "cpu", cases._form(found))
+    assert experiment.judge(kernel).verdict is Verdict.OK

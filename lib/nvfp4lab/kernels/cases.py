@@ -15,7 +15,7 @@ import torch
 
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import backends, probes, variants
-from nvfp4lab.kernels.backends.base import GLOBAL_SCALES_IN_BF16, Backend, refusal
+from nvfp4lab.kernels.backends.base import GLOBAL_SCALES_IN_BF16, ROUTES_FOR_ITSELF, Backend, refusal
 from nvfp4lab.kernels.gates import GateResult
 from nvfp4lab.kernels.operands import ProbeError, Problem
 from nvfp4lab.kernels.probes import Experiment, Form
@@ -157,7 +157,11 @@ def _experiment(case: Case) -> Experiment:
 
 
 def _form(backend: Backend) -> Form:
-    return Form(weight_only=backend.activations == "bf16", global_scales_in_bf16=GLOBAL_SCALES_IN_BF16 in backend.conventions)
+    return Form(
+        weight_only=backend.activations == "bf16",
+        global_scales_in_bf16=GLOBAL_SCALES_IN_BF16 in backend.conventions,
+        even_routing=ROUTES_FOR_ITSELF in backend.conventions,
+    )
 
 
 def _device() -> torch.device:

@@ -43,10 +43,12 @@ class Form:
     weight_only: activations as the bf16 tensor that a W4A16 kernel takes.
     global_scales_in_bf16: global scales of the weights rounded to bf16, for a backend whose loader does that; what the
     rounding costs is the subject of a probe of its own, `global_scale`.
+    even_routing: equal router weights in exact probes, for a kernel that computes them itself: no softmax gives 1, 1/2, 1/2.
     """
 
     weight_only: bool = False
     global_scales_in_bf16: bool = False
+    even_routing: bool = False
 
     def of(self, problem: Problem) -> Problem:
         """The problem in this form."""
@@ -114,7 +116,7 @@ def _global_scale(shape, seed, device, form: Form) -> Experiment:
 
 
 def _exact_moe(shape, seed, device, form: Form, ratio: float = 1.0, skewed: bool = False, small: bool = False) -> Experiment:
-    probe = exact_moe(shape, seed, device, ratio, skewed, small)
+    probe = exact_moe(shape, seed, device, ratio, skewed, small, form.even_routing)
     return _single(
         form.of(probe.problem), functools.partial(gates.exact, expected=probe.expected, experts=probe.problem.topk_ids[:, 0])
     )

@@ -41,12 +41,14 @@ def exact_moe(
     gate_up_ratio: float = 1.0,
     skewed: bool = False,
     small: bool = False,
+    even: bool = False,
 ) -> ExactMoe:
     """Exact probe for `shape`; hidden and intermediate must be multiples of 16.
 
     gate_up_ratio: global scale of `up` over that of `gate`, a power of two; anything but 1 is a checkpoint whose fused
     pair was quantised apart. skewed: every token asks the same experts, the others stay empty. small: the weights that
-    cancel are zero, so that partial sums fit bf16 and a kernel that adds them up in bf16 must be right as well.
+    cancel are zero, so that partial sums fit bf16 and a kernel that adds them up in bf16 must be right as well. even: router
+    weights that a softmax can give exactly: 2^n of the experts asked share alike, the others of them get nothing.
     Raises ProbeError where the probe's own invariants fail.
     """
     if shape.hidden % BLOCK or shape.intermediate % BLOCK or shape.topk > shape.all_experts:
@@ -63,7 +65,7 @@ def exact_moe(
         _expert(draw, shape, flips, exponents, order, row, index, gate_up_ratio, not small) for index in range(shape.experts)
     ]
     gate, up, down = (Fp4Operand.stack([expert[part] for expert in experts]) for part in range(3))
-    ids, weights = _routing(draw, shape, skewed)
+    ids, weights = _routing(draw, shape, skewed, even)
     problem = MoeProblem(
         activations,
         gate,
@@ -191,10 +193,15 @@ def _operand(codes: torch.Tensor, block_scale: torch.Tensor, global_scale: float
     return Fp4Operand(codes.flatten(1).to(torch.uint8), stored, torch.tensor(global_scale, dtype=torch.float32, device=draw.device))
 
 
-def _routing(draw: Draw, shape: MoeShape, skewed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distinct experts for each token, and weights 1, 1/2, 1/2, ... in random places: up to top-14 the sum fits bf16."""
+def _routing(draw: Draw, shape: MoeShape, skewed: bool, even: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distinct experts for each token, and weights 1, 1/2, 1/2, ... in random places: up to top-14 the sum fits bf16.
+
+    even: 2^n weights of 2^-n and zeros instead.
+    """
     ids = draw.orders((1 if skewed else shape.tokens, shape.all_experts))[:, : shape.topk].expand(shape.tokens, -1)
-    ladder = torch.tensor([max(2.0**-j, 0.5) for j in range(shape.topk)], device=draw.device)
+    sharing = 1 << (shape.topk.bit_length() - 1)
+    weights = [float(j < sharing) / sharing if even else max(2.0**-j, 0.5) for j in range(shape.topk)]
+    ladder = torch.tensor(weights, device=draw.device)
     return ids.to(torch.int32).contiguous(), ladder[draw.orders((shape.tokens, shape.topk))]
 
 

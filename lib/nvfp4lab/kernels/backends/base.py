@@ -24,6 +24,7 @@ Launch = Callable[[], torch.Tensor]
 GLOBAL_SCALES_IN_BF16 = "global scales rounded to bf16 by SGLang's preparation"
 SMALL_WEIGHTS_FLUSHED = "weights below 2^-7 of the global scale become zero (bf16 subnormals)"
 ROUNDED_BEFORE_SCALING = "the sum is rounded to bf16 before the global scale: results below 2^-7 of it lose bits"
+ROUTES_FOR_ITSELF = "routes for itself, by a softmax of bf16 logits: exact probes give it equal router weights"
 SPLIT_K_IN_BF16 = (
     "split-K partial sums added in bf16 by atomics where SGLang asks for it (from SM90 on: MoE always, dense where N < 2048 <= K)"
 )

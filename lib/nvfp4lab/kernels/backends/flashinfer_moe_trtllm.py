@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from nvfp4lab.kernels.backends.base import Launch
+from nvfp4lab.kernels.backends.base import ROUTES_FOR_ITSELF, Launch
 from nvfp4lab.kernels.backends.flashinfer_moe import BLACKWELL, BOTH_PACKAGES, FlashinferMoe, packed_experts
 from nvfp4lab.kernels.operands import MoeProblem
 
@@ -12,6 +12,7 @@ _NOT_GIVEN = dict.fromkeys(
     ("routing_bias", "gemm1_bias", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "gemm2_bias", "n_group", "topk_group")
 )
 RENORMALISE = 1  # routing method: top-k, then softmax
+NO_WEIGHT, NOT_CHOSEN = -1e3, -1e4  # logits: chosen, with a weight of 0 in fp32; not even chosen
 
 
 def _prepare_trtllm(problem: MoeProblem) -> dict[str, Any]:
@@ -63,8 +64,8 @@ def _launch_trtllm_logits(prepared: dict[str, Any], problem: MoeProblem, out: to
     from flashinfer.fused_moe import trtllm_fp4_block_scale_moe
 
     packed = problem.activations.packed()
-    logits = torch.full((packed.codes.shape[0], problem.experts_global), -1e4, device=problem.device)
-    logits.scatter_(1, problem.topk_ids.long(), problem.topk_weights.log())
+    logits = torch.full((packed.codes.shape[0], problem.experts_global), NOT_CHOSEN, device=problem.device)
+    logits.scatter_(1, problem.topk_ids.long(), problem.topk_weights.log().clamp(min=NO_WEIGHT))
     total = problem.topk_weights.sum(1, keepdim=True)
 
     def launch() -> torch.Tensor:
@@ -105,7 +106,7 @@ BACKENDS = (
         _prepare_trtllm,
         _launch_trtllm_logits,
         BOTH_PACKAGES,
-        conventions=("routes for itself, in bf16",),
+        conventions=(ROUTES_FOR_ITSELF,),
         oldest=BLACKWELL,
     ),
 )
