@@ -12,16 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from nvfp4lab import cli
 from nvfp4lab.batch import plan
+from nvfp4lab.bundle import recipe, wheels
+from nvfp4lab.nvfp4 import fixtures
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = [
-    line for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) for line in block.splitlines()
+    line.strip()
+    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
 ]
 MAKE = [command for command in COMMANDS if command.startswith("make ")]
 GPU_HOST = ["pip install -e '.[gpu]'", "nvfp4lab run params/rtx_pro_6000.yaml"]
+BUNDLE = [command for command in COMMANDS if "bundle" in command]
 JUPYTER = [command for command in COMMANDS if "jupyter lab" in command]
-DIRECT = [command for command in COMMANDS if command not in {*MAKE, *GPU_HOST, *JUPYTER}]
+DIRECT = [command for command in COMMANDS if command not in {*MAKE, *GPU_HOST, *BUNDLE, *JUPYTER}]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +69,27 @@ def test_the_gpu_extra_and_the_gpu_params_are_there(root, tmp_path):
     assert plan.of_params([root / "params" / "rtx_pro_6000.yaml"], [], tmp_path).pieces
 
 
+def test_the_bundle_that_is_named_can_be_asked_for(tmp_path):
+    making, sourcing = BUNDLE
+    args = cli.build_parser("bundle").parse_args(shlex.split(making)[1:])
+    request = recipe.Request(args.sglang, args.python, args.arch, tmp_path, keep=frozenset(args.keep), fixtures=tuple(args.fixture))
+    wheels.globs(request, recipe.load())  # raises for a --keep that does not exist
+    assert fixtures.FIXTURES.keys() >= set(request.fixtures)
+    assert sourcing.split()[1] == f"{args.directory}/bundle/activate"
+
+
 def test_jupyterlab_opens_the_first_notebook(root):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = ["--no-browser", f"--port={port}", "--ServerApp.port_retries=0", "--ServerApp.token=x", "--allow-root"]
-    command = [sys.executable, "-m", "jupyterlab", *options, "notebooks/00_start_here.ipynb"]
-    server = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    [command] = JUPYTER
+    words = [sys.executable, "-m", "jupyterlab", *options, *shlex.split(command)[2:]]
+    server = subprocess.Popen(words, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        assert _status(f"http://127.0.0.1:{port}/lab/tree/notebooks/00_start_here.ipynb?token=x", within_s=90) == 200
+        # The page answers 200 for any name; the file itself only where it is, seen from the folder that JupyterLab serves.
+        for path in ("lab/tree", "api/contents"):
+            assert _status(f"http://127.0.0.1:{port}/{path}/notebooks/00_start_here.ipynb?token=x", within_s=90) == 200
     finally:
         server.terminate()
         server.wait(timeout=30)
