@@ -380,6 +380,14 @@ def test_what_adding_in_bf16_costs_is_asked_where_it_happens(monkeypatch):
     assert {case.shape for case in whole if case.probe == "exact_t24"} == {GemmShape(16, 2048, 4096)}
 
 
+def test_all_probes_are_asked_where_there_is_more_than_one_block():
+    """Boundary shapes hold K = 16: one block, of which none can be lost or swapped."""
+    for op, kernel in (("gemm", "emulation.gemm_float32"), ("moe", "emulation.moe_float32")):
+        p = Params(kernel_backends=[kernel], kernel_models=["boundary"], kernel_field_reports=False)
+        asked = {case.shape for case in plan.cases(p, CPU) if case.probe.startswith("realistic")}
+        assert asked == {{"gemm": GemmShape(16, 128, 256), "moe": MoeShape(16, 128, 128, 8, 2)}[op]}
+
+
 def test_plan_on_a_gpu_leaves_emulations_out():
     assert not any(case.backend.startswith(("emulation.", "torch.")) for case in plan.cases(Params(), H200))
     assert any(case.backend.startswith("emulation.") for case in plan.cases(Params(), CPU))

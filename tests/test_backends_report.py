@@ -47,6 +47,14 @@ def test_failures_carry_reason_and_repro():
     assert case_report.failures(ROWS[:1]) == "Nothing failed."
 
 
+def test_what_fails_alike_at_many_shapes_is_one_story():
+    wrong = [row("a", Verdict.WRONG, m=m) for m in (1, 2, 3)]
+    told = case_report.failures([*wrong, row("b", Verdict.WRONG), row("a", Verdict.CRASH)])
+    stories = told.split("\n\n")
+    assert len(stories) == 3 and all(story.count("nvfp4lab kernels --case") == 1 for story in stories)
+    assert stories[0].endswith("  and at m2n64k64, m3n64k64")
+
+
 def test_refusals_and_notes_are_told_once_for_each_backend():
     assert case_report.refusals([*ROWS, *ROWS]).count("its own words") == 1
     assert case_report.notes(ROWS).splitlines() == ["d: follows the convention of x to the bit", "d: rounds"]
@@ -106,12 +114,15 @@ def test_the_worst_verdict_of_a_shape_is_shown_and_how_many_were_right():
     assert [text.get_text() for text in grid.axes[0].texts] == ["2/3"]
 
 
-def test_of_too_many_shapes_no_failure_is_left_out():
-    many = [row("a", Verdict.WRONG if m == 99 else Verdict.OK, m=m) for m in range(1, 100)]
+def test_many_shapes_are_wrapped_and_none_is_left_out():
+    """A line names only the backends that were asked there."""
+    many = [row("a", Verdict.WRONG if m == 45 else Verdict.OK, m=m) for m in range(1, 46)] + [row("b", Verdict.UNSUPPORTED, m=1)]
     grid = case_plots.verdict_grid(many)
-    shown = cells(grid)
-    assert len(shown) == 60 and shown[-1] == ("a", "m99n64k64", Verdict.WRONG)
-    assert grid.axes[0].get_xlabel().startswith("60 of 99 shapes")
+    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in grid.axes]
+    assert labels == [["a", "b"], ["a"], ["a"]]
+    shown = [label.get_text() for axes in grid.axes for label in axes.get_xticklabels()]
+    assert shown == [f"m{m}n64k64" for m in range(1, 46)]
+    assert grid.axes[2].patches[-1].get_facecolor() == to_rgba(VERDICT_COLOURS[Verdict.WRONG])
 
 
 def lines(picture) -> dict[str, tuple]:

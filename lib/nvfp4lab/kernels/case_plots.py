@@ -8,13 +8,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from nvfp4lab.kernels.case_report import FAILURES, backend_of, shape_of
+from nvfp4lab.kernels.case_report import backend_of, shape_of
 from nvfp4lab.records import Evidence, Verdict
 from nvfp4lab.report.style import SERIES_COLOURS, VERDICT_COLOURS, LabFigure, figure
 
 # Of several cases with one shape the worst is shown: a kernel that is right once and wrong once is wrong.
 _WORST_FIRST = (Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM, Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.OK)
-_MOST_SHAPES = 60
+_SHAPES_A_LINE = 20
+_LABELS_IN = 1.0  # height of slanted shape labels
 _BLACK_ON = (Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.OOM)
 _LAUNCHES_INCLUDED = "cuda_events"
 
@@ -22,36 +23,35 @@ _LAUNCHES_INCLUDED = "cuda_events"
 def verdict_grid(rows: Sequence[Evidence]) -> LabFigure:
     """Backends down, shapes across; each cell is the worst verdict of the cases there. Blank: not asked.
 
-    A number: how many of a cell's cases were right, where there was more than one.
+    A number: how many of a cell's cases were right, where there was more than one. Many shapes are wrapped like lines of text.
     """
     cells: dict[tuple[str, str], list[Verdict]] = {}
     for row in rows:
         cells.setdefault((backend_of(row), shape_of(row)), []).append(row.verdict)
-    shapes, names = _shown_shapes(cells), list(dict.fromkeys(backend for backend, _ in cells))
-    fig = figure(max(6.0, 3.2 + 0.34 * len(shapes)), 2.2 + 0.24 * len(names), alt=_counted(rows))
-    axes = fig.add_subplot()
-    for (backend, shape), verdicts in cells.items():
-        if shape in shapes:
-            _cell(axes, shapes.index(shape), names.index(backend), verdicts)
-    axes.set(xlim=(-0.5, len(shapes) - 0.5), ylim=(len(names) - 0.5, -0.5))
-    axes.set_yticks(range(len(names)), names, fontsize=7)
-    axes.set_xticks(range(len(shapes)), shapes, rotation=60, ha="right", rotation_mode="anchor", fontsize=6)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    if len(shapes) < (asked := len({shape for _, shape in cells})):
-        axes.set_xlabel(f"{len(shapes)} of {asked} shapes, those with a failure first of all", fontsize=7)
+    shapes = list(dict.fromkeys(shape for _, shape in cells))
+    lines = [shapes[first : first + _SHAPES_A_LINE] for first in range(0, len(shapes), _SHAPES_A_LINE)]
+    names = [list(dict.fromkeys(backend for backend, shape in cells if shape in line)) for line in lines]
+    heights = [_LABELS_IN + 0.24 * len(own) for own in names]
+    widest = max((len(line) for line in lines), default=1)
+    fig = figure(max(6.0, 3.2 + 0.34 * widest), 0.6 + sum(heights), alt=_counted(rows))
+    panels = fig.subplots(len(lines), squeeze=False, height_ratios=heights)[:, 0] if lines else ()
+    for axes, line, own in zip(panels, lines, names, strict=True):
+        _panel(axes, line, own, cells, widest)
     seen = [verdict for verdict in VERDICT_COLOURS if any(row.verdict is verdict for row in rows)]
     handles = [Patch(facecolor=VERDICT_COLOURS[verdict], edgecolor="#999999", label=verdict.value) for verdict in seen]
     fig.legend(handles=handles, loc="outside upper center", ncol=max(1, len(seen)), fontsize=7, frameon=False)
     return fig
 
 
-def _shown_shapes(cells: Mapping[tuple[str, str], Sequence[Verdict]]) -> list[str]:
-    """As many shapes as can be read, in the order asked; no failure is left out for a shape without one."""
-    asked = list(dict.fromkeys(shape for _, shape in cells))
-    failed = {shape for (_, shape), verdicts in cells.items() if not set(FAILURES).isdisjoint(verdicts)}
-    shown = set(sorted(asked, key=lambda shape: shape not in failed)[:_MOST_SHAPES])
-    return [shape for shape in asked if shape in shown]
+def _panel(axes: Axes, shapes: Sequence[str], names: Sequence[str], cells: Mapping, widest: int) -> None:
+    for (backend, shape), verdicts in cells.items():
+        if shape in shapes:
+            _cell(axes, shapes.index(shape), names.index(backend), verdicts)
+    axes.set(xlim=(-0.5, widest - 0.5), ylim=(len(names) - 0.5, -0.5))
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set_xticks(range(len(shapes)), shapes, rotation=60, ha="right", rotation_mode="anchor", fontsize=6)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
 
 
 def _cell(axes: Axes, x: int, y: int, verdicts: Sequence[Verdict]) -> None:

@@ -58,10 +58,16 @@ def shape_of(row: Evidence) -> str:
 
 
 def failures(rows: Sequence[Evidence]) -> str:
-    """One paragraph for each failure: what failed, why, and the line that repeats it."""
-    told = [
-        f"{row.verdict} {row.kind or ''} {row.subject}\n  {row.reason}\n  {row.repro}" for row in rows if row.verdict in FAILURES
-    ]
+    """One paragraph for each way in which a backend fails: what failed, why, the line that repeats it, where else it fails so."""
+    alike: dict[tuple, list[Evidence]] = {}
+    for row in rows:
+        if row.verdict in FAILURES:
+            kernel, probe, ways = backend_of(row), row.details["case"]["probe"], row.subject.split(":")[4:]
+            alike.setdefault((row.verdict, row.kind, kernel, probe, *ways), []).append(row)
+    told = []
+    for first, *others in alike.values():
+        story = f"{first.verdict} {first.kind or ''} {first.subject}\n  {first.reason}\n  {first.repro}"
+        told.append(story + (f"\n  and at {', '.join(dict.fromkeys(map(shape_of, others)))}" if others else ""))
     return "\n\n".join(told) or "Nothing failed."
 
 

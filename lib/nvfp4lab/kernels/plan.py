@@ -16,7 +16,7 @@ from nvfp4lab.kernels.case_replays import REPLAYS
 from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.params import KernelParams
 from nvfp4lab.kernels.probes import Probe
-from nvfp4lab.kernels.shapes import QuantiseShape
+from nvfp4lab.kernels.shapes import GemmShape, MoeShape, QuantiseShape, Shape
 from nvfp4lab.records import Target
 from nvfp4lab.stack import here
 
@@ -24,7 +24,8 @@ DECISIVE = {"gemm": "exact_t24", "moe": "exact_moe", "quantise": "quantise_codes
 # For a kernel that adds partial sums up in bf16 by design; what that costs, the probe above still says at one such shape.
 DECISIVE_IN_BF16 = {"gemm": "exact_t8", "moe": "exact_moe_small"}
 _TUNING = frozenset({"tactics", "autotune", "off_bucket"})  # depend on the shape; graphs and streams ask about the kernel
-_FEWEST_ROWS = 16  # of the shape at which all probes run: relations between rows need some
+# Of the shape at which all probes run: relations between rows need some, lost and swapped blocks need several to show.
+_FEWEST_ROWS, _WIDE = 16, 128
 
 
 def cases(p: KernelParams, target: Target | None = None) -> tuple[Case, ...]:
@@ -113,7 +114,13 @@ def _kinds(backend: Backend, own: Sequence[Placed]) -> list[list[Placed]]:
 
 
 def _moderate(own: Sequence[Placed]) -> Placed:
-    """The smallest shape with enough rows; the largest if none has."""
-    rows = {one: getattr(one.shape, "m", 0) or getattr(one.shape, "tokens", 0) for one in own}
-    enough = [one for one in own if rows[one] >= _FEWEST_ROWS]
-    return min(enough, key=lambda one: one.shape.flops) if enough else max(own, key=lambda one: one.shape.flops)
+    """The smallest shape with enough rows and no narrow side; where none has both, with enough rows; else the largest."""
+    rows = [one for one in own if (getattr(one.shape, "m", 0) or getattr(one.shape, "tokens", 0)) >= _FEWEST_ROWS]
+    wide = [one for one in rows if _narrowest(one.shape) >= _WIDE]
+    return min(wide or rows, key=lambda one: one.shape.flops) if rows else max(own, key=lambda one: one.shape.flops)
+
+
+def _narrowest(shape: Shape) -> int:
+    if isinstance(shape, MoeShape):
+        return min(shape.hidden, shape.intermediate)
+    return min(shape.n, shape.k) if isinstance(shape, GemmShape) else shape.k
