@@ -213,6 +213,21 @@ def test_field_reports_are_cited_and_never_decide():
     assert decision.command is None
 
 
+def test_a_reading_that_was_repeated_is_cited_once():
+    again = dataclasses.replace(READ[1], written_at="2026-11-30T00:00:00.000+00:00")
+    [row] = decide(QUESTION, [READ[1], again]).rejected
+    assert [line for line in row.evidence if line.startswith("source ")] == [
+        f"source {READ[1].subject} {READ[1].verdict}: {READ[1].repro}"
+    ]
+
+
+def test_a_later_reading_replaces_an_earlier_one_of_the_same_question_only():
+    raises = record("source", READ[1].subject, Verdict.UNSUPPORTED, "raises: ValueError", repro=READ[1].repro)
+    other = dataclasses.replace(raises, repro="nvfp4lab routes --tp 8")
+    assert decide(QUESTION, [raises, READ[1]]).standings[0].verdict is Verdict.NOT_RUN
+    assert decide(QUESTION, [other, READ[1]]).standings[0].verdict is Verdict.UNSUPPORTED
+
+
 def test_a_report_is_told_once_however_many_backends_it_speaks_of():
     read = [record("source", f"moe:{name}:modelopt_fp4", Verdict.NOT_RUN, "works") for name in ("cutlass", "flashinfer_cutlass")]
     decision = decide(QUESTION, read)

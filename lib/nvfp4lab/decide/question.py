@@ -104,6 +104,7 @@ def partition(question: Question, records: Iterable[Evidence]) -> tuple[list[Evi
 def last_word(records: Sequence[Evidence]) -> list[Evidence]:
     """The records without those that a later judgement of the same run, or a mended lab, replaces.
 
+    - The source was read again with the same question: a reading has one answer, and the later lab reads better.
     - A server run that was judged again from the same log: the later judgement counts.
     - A kernel case that was not run, and later was; or that another commit of the lab ran again: it was our probe that changed.
 
@@ -122,6 +123,8 @@ def last_word(records: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _judgement(number: int, record: Evidence) -> tuple:
+    if record.stage == "source":
+        return (record.subject, record.target.cc, record.stack.sglang, record.stack.flashinfer, record.repro)
     same_log = record.stage == "server" and record.artefacts
     return (record.subject, record.artefacts, record.written_at) if same_log else (number,)
 
