@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from nvfp4lab.kernels import backends, cases, plan, timing
+from nvfp4lab.kernels import backends, cases, isolate_worker, plan, timing
 from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape, Shape
 from nvfp4lab.stack import capture
@@ -76,7 +76,8 @@ def ways_of(backend: str) -> dict[str, contextlib.AbstractContextManager]:
 
 
 def rows(backend: str, shape: Shape, probe: str, is_timed: bool) -> Iterator[dict[str, Any]]:
-    """One row a reduction. A row that fails in another way than by its verdict says so and ends nothing else."""
+    """One row a reduction. A row that fails in another way than by its verdict says so, and ends the rest only if the device
+    is of no use after it: then whatever came next would be blamed for it."""
     case = Case(backend, probe, shape)
     for words, forced in ways_of(backend).items():
         row = {"shape": shape.label, "probe": probe, "reduction": words}
@@ -85,6 +86,7 @@ def rows(backend: str, shape: Shape, probe: str, is_timed: bool) -> Iterator[dic
                 result = timing.time_case(cases.open_case(case)) if is_timed else cases.run_case(case)
         except Exception as error:  # one combination of many
             yield row | {"verdict": "crash", "reason": f"{type(error).__name__}: {error}"[:300]}
+            isolate_worker.probe_own_context()
             continue
         median = next((number for number in result.numbers if number.name == "median_ms"), None)
         time = {"median_ms": median.value, "low_ms": median.low, "high_ms": median.high} if median else {}
