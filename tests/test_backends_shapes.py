@@ -68,6 +68,27 @@ def test_a_config_json_is_read(tmp_path):
     assert named(str(path))["experts"] == MoeShape(16, 256, 512, 4, 2)
 
 
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        ({}, {"qkv", "o", "experts", "activations"}),  # as Qwen3-30B-A3B's: an intermediate_size that no layer has
+        ({"decoder_sparse_step": 1, "mlp_only_layers": []}, {"qkv", "o", "experts", "activations"}),
+        ({"decoder_sparse_step": 2}, {"qkv", "o", "gate_up", "down", "experts", "activations"}),
+        ({"mlp_only_layers": [0]}, {"qkv", "o", "gate_up", "down", "experts", "activations"}),
+        (  # as DeepSeek-V3's: dense layers first, and latent attention, whose projections are not these
+            {"first_k_dense_replace": 3, "kv_lora_rank": 512},
+            {"gate_up", "down", "experts", "activations"},
+        ),
+    ],
+)
+def test_only_layers_that_a_config_has_give_shapes(tmp_path, more, parts):
+    config = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 768}
+    config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128} | more
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert set(named(str(path))) == parts
+
+
 @pytest.mark.parametrize(("split", "words"), [((7,), "cannot be split into 7"), ((1, 3), "cannot be split over 3 ranks")])
 def test_an_impossible_split_is_named(split, words):
     with pytest.raises(LabError, match=words):

@@ -14,6 +14,7 @@ MODELS: dict[str, Mapping[str, Any]] = {
     "tiny": {
         "hidden_size": 128,
         "intermediate_size": 256,
+        "first_k_dense_replace": 1,
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 128,
@@ -49,6 +50,7 @@ MODELS: dict[str, Mapping[str, Any]] = {
         "hidden_size": 7168,
         "intermediate_size": 18432,
         "n_routed_experts": 256,
+        "first_k_dense_replace": 3,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
     },
@@ -59,6 +61,7 @@ MODELS: dict[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "n_routed_experts": 160,
+        "first_k_dense_replace": 3,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1536,
     },
@@ -127,15 +130,15 @@ def _config(model: str) -> Mapping[str, Any]:
 def _shapes(config: Mapping[str, Any], label: str, tokens: int, tp: int, ep: int) -> Iterator[tuple[str, Shape]]:
     hidden = config["hidden_size"]
     heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    if heads and kv_heads:
+    if heads and kv_heads and not config.get("kv_lora_rank"):  # latent attention has projections of other shapes
         head_dim = config.get("head_dim") or hidden // heads
         own_heads, own_kv = _split(heads * head_dim, tp, label), max(1, kv_heads // tp) * head_dim
         yield "qkv", GemmShape(tokens, own_heads + 2 * own_kv, hidden)
         yield "o", GemmShape(tokens, hidden, own_heads)
-    if inner := config.get("intermediate_size"):
+    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts")
+    if (inner := config.get("intermediate_size")) and (not experts or _has_dense_layers(config)):
         yield "gate_up", GemmShape(tokens, 2 * _split(inner, tp, label), hidden)
         yield "down", GemmShape(tokens, hidden, _split(inner, tp, label))
-    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts")
     if experts:
         if experts % ep:
             raise LabError(f"{label}: {experts} experts cannot be split over {ep} ranks")
@@ -143,6 +146,11 @@ def _shapes(config: Mapping[str, Any], label: str, tokens: int, tp: int, ep: int
         place = (own * (ep - 1), experts) if ep > 1 else (0, 0)
         yield "experts", MoeShape(tokens, hidden, inner, own, config["num_experts_per_tok"], *place)
     yield "activations", QuantiseShape(tokens, hidden)
+
+
+def _has_dense_layers(config: Mapping[str, Any]) -> bool:
+    """Whether some layers of a mixture of experts have an MLP of `intermediate_size`: its config then names them or counts them."""
+    return bool(config.get("first_k_dense_replace") or config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) > 1)
 
 
 def _split(size: int, parts: int, label: str) -> int:
