@@ -178,6 +178,14 @@ def test_source_and_run_are_set_beside_each_other(kernel, reading, count):
         assert "--fp4-gemm-backend" in str(found[0]) and str(kernel.verdict) in str(found[0])
 
 
+def test_a_refusal_of_one_shape_contradicts_no_reading():
+    rows = [row("sglang.gptq_marlin_gemm", Verdict.UNSUPPORTED), row("sglang.gptq_marlin_gemm", Verdict.OK, m=32)]
+    reading = source("marlin", Verdict.NOT_RUN)
+    assert mismatches(rows, [reading]) == []
+    assert len(mismatches(rows[:1], [reading])) == 1
+    assert len(mismatches([*rows, row("sglang.gptq_marlin_gemm", Verdict.HANG)], [reading])) == 1
+
+
 def test_without_a_reading_the_notebook_says_how_to_get_one(tmp_path):
     told = case_report.beside_source(Params(run_dir=str(tmp_path)), ROWS)
     assert "notebook 10" in told and str(tmp_path) not in told

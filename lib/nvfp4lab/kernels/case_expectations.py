@@ -24,7 +24,7 @@ class Mismatch:
 def mismatches(kernel_rows: Sequence[Evidence], source_rows: Iterable[Evidence]) -> list[Mismatch]:
     """Kernels that ran where SGLang's source raises, and kernels that did not where it shows a way.
 
-    Only records of one compute capability and one SGLang version are set beside each other; what was not run says nothing.
+    What a kernel refuses at one shape and runs at another contradicts no reading: source says nothing of shapes. Only records of one compute capability and one SGLang version are set beside each other; what was not run says nothing.
     """
     found = []
     expected = {_key(row): row for row in source_rows if row.stage == "source" and not row.details.get("when")}
@@ -37,7 +37,8 @@ def mismatches(kernel_rows: Sequence[Evidence], source_rows: Iterable[Evidence])
         if source is None:
             continue
         ran = next((row for row in rows if row.verdict in (Verdict.OK, Verdict.WRONG)), None)
-        refused = next((row for row in rows if row.verdict in (Verdict.UNSUPPORTED, Verdict.CRASH, Verdict.HANG)), None)
+        failed = (Verdict.CRASH, Verdict.HANG) if ran else (Verdict.UNSUPPORTED, Verdict.CRASH, Verdict.HANG)
+        refused = next((row for row in rows if row.verdict in failed), None)
         raises = source.verdict is Verdict.UNSUPPORTED
         contrary = ran if raises else refused
         if contrary is not None:
