@@ -24,7 +24,8 @@ class Mismatch:
 def mismatches(kernel_rows: Sequence[Evidence], source_rows: Iterable[Evidence]) -> list[Mismatch]:
     """Kernels that ran where SGLang's source raises, and kernels that did not where it shows a way.
 
-    What a kernel refuses at one shape and runs at another contradicts no reading: source says nothing of shapes. Only records of one compute capability and one SGLang version are set beside each other; what was not run says nothing.
+    What a kernel refuses at one shape and runs at another contradicts no reading: source says nothing of shapes. Only records
+    of one compute capability and one SGLang version are set beside each other; what was not run says nothing.
     """
     found = []
     expected = {_key(row): row for row in source_rows if row.stage == "source" and not row.details.get("when")}
