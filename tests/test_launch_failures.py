@@ -170,3 +170,41 @@ def test_a_torn_record_line_is_skipped(tmp_path):
         records.write('{"event": "launching", "mark')
     assert [left.name for left in processes.leftovers(tmp_path)] == ["healthy"]
     server.stop()
+
+
+def test_a_server_that_is_long_in_dying_is_not_said_to_run(tmp_path):
+    server = fake("dies_slowly", tmp_path)
+    server.limits = dataclasses.replace(server.limits, kill_s=0.5)  # a process lingers for three seconds
+    with server:
+        while not (lost := server.lost()):
+            time.sleep(0.02)
+        assert lost == "the server began to end by itself and is not gone after 1 s"
+
+
+def test_an_end_that_is_not_on_record_yet_is_no_sign_of_life(tmp_path, monkeypatch):
+    """Between the end of a process and the guard's record lies a moment, on a busy machine a long one."""
+    known_s: list[float] = []
+    real = processes.Started.exit_code
+
+    def late(started):
+        code = real(started)
+        if code is not None:
+            known_s.append(time.monotonic())
+        return code if known_s and time.monotonic() - known_s[0] > 0.3 else None
+
+    monkeypatch.setattr(processes.Started, "exit_code", late)
+    with fake("dies_slowly", tmp_path) as server:
+        while not (lost := server.lost()):
+            time.sleep(0.02)
+        assert lost == "the server ended by itself, exit code 6"
+
+
+def test_without_a_guard_nobody_knows_the_exit_code(tmp_path):
+    server = fake("healthy", tmp_path)
+    server.limits = dataclasses.replace(server.limits, kill_s=0.5)
+    with server:
+        server._started.guard.send(signal.SIGKILL)
+        server._started.first().send(signal.SIGKILL)
+        while not (lost := server.lost()):
+            time.sleep(0.02)
+        assert lost == "the server ended by itself, and nobody was there to take its exit code"

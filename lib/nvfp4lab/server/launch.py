@@ -151,16 +151,19 @@ class Server:
         """Why a server that was ready no longer is; None while it lives and listens."""
         if self._started.exit_code() is None and self.port in processes_table.listeners(self._started.family()):
             return None
-        began_s, limit_s, is_dying = time.monotonic(), DYING_S, False
+        # A dying process lets go of its files first, and may then take seconds to leave a GPU's driver; gone, it is soon on record.
+        began_s, limit_s, first, is_ending = time.monotonic(), DYING_S, self._started.first(), False
         while (code := self._started.exit_code()) is None and time.monotonic() - began_s < limit_s:
-            time.sleep(0.02)  # a dying process closes its ports first, and may then take seconds to leave a GPU's driver
-            is_dying = self._started.is_dying()
-            limit_s = max(DYING_S, self.limits.kill_s) if is_dying else DYING_S
+            time.sleep(0.02)
+            is_ending = first is not None and not (first.alive() and processes_table.has_files(first))
+            limit_s = max(DYING_S, self.limits.kill_s) if is_ending else DYING_S
         if code is not None:
             return f"the server ended by itself, {_exit_words(code)}"
-        if is_dying:
-            return f"the server began to end by itself and is not gone after {time.monotonic() - began_s:.0f} s"
-        return f"the server runs, but no longer listens on port {self.port}"
+        if not is_ending:
+            return f"the server runs, but no longer listens on port {self.port}"
+        if not first.alive():
+            return "the server ended by itself, and nobody was there to take its exit code"
+        return f"the server began to end by itself and is not gone after {time.monotonic() - began_s:.0f} s"
 
     def stop(self) -> Ending:
         """End the whole family and wait until ports and GPU memory are back. May be called again, and from any thread."""

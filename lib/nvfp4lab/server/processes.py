@@ -54,11 +54,10 @@ class Started:
         rows = (row for row in _rows(self.run_dir) if row["marker"] == self.marker)
         return next((row["exit_code"] for row in rows if row["event"] == "exited"), None)
 
-    def is_dying(self) -> bool:
-        """Whether the first process has not ended and has let go of all its files, as the kernel makes one do that ends."""
+    def first(self) -> ProcessId | None:
+        """The server's first process; None before it exists."""
         rows = (row for row in _rows(self.run_dir) if row["marker"] == self.marker)
-        first = next((ProcessId(row["pid"], row["start_ticks"]) for row in rows if row["event"] == "started"), None)
-        return first is not None and first.alive() and not processes_table.has_files(first)
+        return next((ProcessId(row["pid"], row["start_ticks"]) for row in rows if row["event"] == "started"), None)
 
 
 def start(
