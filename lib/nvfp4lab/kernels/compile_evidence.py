@@ -207,18 +207,18 @@ def stack_of(builder: Builder, job: Job, here: Stack) -> Stack:
 
 
 def table(rows: Sequence[Evidence]) -> pd.DataFrame:
-    """What was built, a line each: registers, bytes of spills and of shared memory against the limit, CPU seconds of the build.
+    """What was built, a line each: registers, bytes of shared memory against the limit and of spills, CPU seconds of the build.
 
     Registers and bytes are those of the hungriest kernel of the unit.
     """
     columns = (
-        "kernels",
         "registers",
-        "spill_bytes",
-        "kernels_that_spill",
-        "static_shared_bytes",
         "requested_shared_bytes",
         "shared_limit_bytes",
+        "static_shared_bytes",
+        "spill_bytes",
+        "kernels",
+        "kernels_that_spill",
         "compile_cpu_s",
     )
     built = [row for row in rows if row.verdict is Verdict.OK]
