@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,24 @@ def test_a_matrix_goes_on_where_it_stopped(tmp_path, fakes, matrix_of):
     changed = params.check({"run_dir": str(tmp_path), "profile_decode": False, "canary_tokens": 3, "arms": arms[:1]}, "test")
     matrix_of(changed)
     assert fakes == ["a", "b", "a"], "other questions need another start"
+
+
+def test_answers_stand_in_the_order_of_the_arms_whoever_answered_first(tmp_path, fakes, matrix_of, monkeypatch):
+    ready = threading.Event()
+
+    def ask(self, server):
+        if server.name == "a":
+            assert ready.wait(20)
+        self.told[server.name] = {"scores": [], "answers": {"q": server.name}}
+        ready.set()
+        return Finding()
+
+    monkeypatch.setattr(arms_ask.AgainstFirst, "__call__", ask)
+    monkeypatch.setattr(arms_run, "_questions", lambda p, arms: arms_ask.AgainstFirst("a", 1))
+    given = {"run_dir": str(tmp_path), "profile_decode": False, "servers_at_once": 2}
+    made = matrix_of(params.check(given | {"arms": [{"name": name, "model": "healthy"} for name in "ab"]}, "test"))
+    assert list(made.answer_table().columns) == ["a", "b"]
+    assert list(made.number_table().loc["servers at once"]) == ["2", "2"]
 
 
 def test_an_arm_that_was_not_run_is_tried_again(tmp_path, fakes, matrix_of, monkeypatch):

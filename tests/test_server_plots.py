@@ -1,5 +1,6 @@
 """The pictures of stage 3 show what the records say."""
 
+import dataclasses
 import io
 
 import pytest
@@ -33,6 +34,18 @@ def test_starts_draws_every_phase_to_scale_and_every_verdict():
     told = [text.get_text().replace("\n", " ") for text in axes.texts]
     assert {"ok", "wrong (nan)", "not_run", "nan everywhere", "reading the source proves that it raises"} <= set(told)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["good", "bad", "refused"]
+
+
+def test_times_of_a_busy_machine_say_so():
+    assert plots.starts(ROWS).axes[0].get_xlabel() == "seconds after the start"
+    beside = dataclasses.replace(ROWS[0], details=ROWS[0].details | {"side_by_side": ["bad", "refused"]})
+    assert plots.starts([beside]).axes[0].get_xlabel() == "seconds after the start, 3 servers started at once"
+
+
+def test_no_two_arms_look_alike():
+    made = plots.token_kl({f"arm-{n}": [0.1 * (n + 1)] for n in range(12)}, {}, "reference")
+    looks = [(line.get_color(), line.get_linestyle()) for line in made.axes[0].lines]
+    assert len(set(looks)) == len(looks) == 12
 
 
 def test_a_long_reason_is_wrapped_below_its_bar_and_no_word_touches_its_marker():

@@ -37,7 +37,8 @@ class Matrix:
     def number_table(self) -> pandas.DataFrame:
         """Every number of every arm, with its interval where it has one; one column per arm that was started."""
         columns = {
-            record.subject.removeprefix("arm:"): {f"{n.name}, {n.unit}": _shown(n.value, n.low, n.high) for n in record.numbers}
+            record.subject.removeprefix("arm:"): {"servers at once": str(1 + len(record.details.get("side_by_side", ())))}
+            | {f"{n.name}, {n.unit}": _shown(n.value, n.low, n.high) for n in record.numbers}
             for record in self.evidence
             if record.numbers
         }
@@ -62,6 +63,7 @@ def matrix(p: Params) -> Matrix:
     todo = [item for item in planned if item.arm.name not in records]
     for group in _groups(todo, p.servers_at_once):
         records |= {evidence.subject.removeprefix("arm:"): evidence for evidence in _turn(group, ask, p, keys, ledger)}
+    ask.told = {name: ask.told[name] for name in keys if name in ask.told}  # side by side they answer in any order
     return Matrix(tuple(records[item.arm.name] for item in planned), ask)
 
 

@@ -43,7 +43,8 @@ def starts(rows: Sequence[Evidence]) -> LabFigure:
     axes.set_yticks(places, names)
     axes.set_ylim(max(_places([*told, []])[-1], 1.0) - BAR, -BAR)
     axes.set_xlim(0, 1.25 * max([*ends, 1.0]))
-    axes.set_xlabel("seconds after the start")
+    at_once = 1 + max((len(row.details.get("side_by_side", ())) for row in rows), default=0)
+    axes.set_xlabel("seconds after the start" + (f", {at_once} servers started at once" if at_once > 1 else ""))
     _legend_of_states(made, axes, rows)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -90,11 +91,12 @@ def token_kl(distances: Mapping[str, Sequence[float]], perfect: Mapping[str, Seq
     means = "; ".join(f"{name}: mean {_mean(values):.3g} nats" for name, values in distances.items() if values)
     made = figure(8.5, 3.6, alt=f"Share of tokens whose KL divergence from {reference} exceeds a value, by arm. {means}.")
     axes = made.subplots()
-    for colour, (name, values) in zip(itertools.cycle(SERIES_COLOURS), distances.items()):
-        for drawn, style in ((values, "-"), (perfect.get(name, ()), "--")):
+    for index, (name, values) in enumerate(distances.items()):
+        colour, own = SERIES_COLOURS[index % len(SERIES_COLOURS)], "-" if index < len(SERIES_COLOURS) else "-."
+        for drawn, style in ((values, own), (perfect.get(name, ()), "--")):
             if drawn:
                 ordered = sorted(max(value, 1e-6) for value in drawn)
-                label = f"{name}: mean {_mean(drawn):.3g} nats over {len(drawn)} tokens" if style == "-" else None
+                label = f"{name}: mean {_mean(drawn):.3g} nats over {len(drawn)} tokens" if style == own else None
                 shares = [1 - index / len(ordered) for index in range(len(ordered))]
                 axes.step(ordered, shares, where="post", color=colour, linestyle=style, label=label)
     if any(perfect.values()):
