@@ -223,7 +223,8 @@ def test_answers_stand_in_the_order_of_the_arms_whoever_answered_first(tmp_path,
     monkeypatch.setattr(arms_ask.AgainstFirst, "__call__", ask)
     monkeypatch.setattr(arms_run, "_questions", lambda p, arms: arms_ask.AgainstFirst("a", 1))
     given = {"run_dir": str(tmp_path), "profile_decode": False, "servers_at_once": 2}
-    made = matrix_of(params.check(given | {"arms": [{"name": name, "model": "healthy"} for name in "ab"]}, "test"))
+    arms = [{"name": name, "model": "healthy", "flags": [f"--{name}"]} for name in "ab"]
+    made = matrix_of(params.check(given | {"arms": arms}, "test"))
     assert list(made.answer_table().columns) == ["a", "b"]
     assert list(made.number_table().loc["servers at once"]) == ["2", "2"]
 

@@ -81,11 +81,6 @@ def reference_of(name: str) -> str:
     return f"{name}-dequantised" if FIXTURES[name].weights == "nvfp4" else name
 
 
-def bf16_of(name: str) -> str:
-    """The bf16 fixture that `name` was quantised from (itself if it was not)."""
-    return name.replace("-nvfp4-dequantised", "-nvfp4").replace("smol-nvfp4", "smol-padded-bf16").replace("moe-nvfp4", "moe-bf16")
-
-
 def _fill(directory: Path, fixture: Fixture) -> None:
     tokenizer, config, tensors = _base()
     if fixture.widths != SMOL:

@@ -90,12 +90,6 @@ def normal_quotes(text: str) -> str:
     return text.translate(_QUOTES)
 
 
-@functools.lru_cache(maxsize=1)
-def symptom_classes() -> frozenset[str]:
-    """The classes that the field reports use."""
-    return frozenset(report.symptom_class for report in reports().values())
-
-
 def closest_reports(signature: Signature, line: str, flags: str) -> tuple[str, ...]:
     """Ids of the reports that `line` resembles: first the same line, then the same with other numbers, then the same trouble.
 

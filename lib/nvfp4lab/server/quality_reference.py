@@ -40,11 +40,6 @@ class Reference:
     items: tuple[Item, ...]
     eos_ids: tuple[int, ...]
 
-    def save(self, path: Path | str) -> Path:
-        """Write as JSON; `load_reference` reads it back."""
-        Path(path).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
-        return Path(path)
-
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
@@ -66,15 +61,9 @@ class Floor:
             tuple(map(tuple, rows)),
         )
 
-    @property
-    def mean_kl_nats(self) -> float:
-        """Mean over all positions."""
-        values = [value for item in self.kl_nats for value in item]
-        return sum(values) / len(values)
-
 
 def load_reference(path: Path | str) -> Reference:
-    """Inverse of `Reference.save`."""
+    """The reference in a file that holds its `dataclasses.asdict` as JSON."""
     raw = json.loads(Path(path).read_text(encoding="utf-8"))
 
     def item(row: dict) -> Item:
