@@ -5,6 +5,8 @@ import tomllib
 
 import yaml
 
+from nvfp4lab.bundle import recipe
+
 EXTRAS = ("serve-cpu", "ray", "slurm", "dev")
 
 
@@ -20,6 +22,12 @@ def test_make_installs_those_extras_and_the_sglang_that_the_conda_file_names(roo
     assert f"'.[{','.join(EXTRAS)}]'" in makefile
     version = makefile.split("SGLANG_CPU :=")[1].split()[0]
     assert f"sglang=={version}" in (root / "environment.yml").read_text()
+
+
+def test_a_gpu_host_gets_the_timer_that_a_bundle_carries(root):
+    extra = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gpu"]
+    carried = recipe.load().alone
+    assert {"cupti-python", "pyelftools"} <= set(extra) & set(carried)
 
 
 def test_ci_calls_make_test_and_nothing_else_tests(root):
