@@ -9,6 +9,7 @@ import torch
 
 from nvfp4lab.kernels import backends, cases, probes, reference
 from nvfp4lab.kernels.backends import base
+from nvfp4lab.kernels.operands import ProbeError
 from nvfp4lab.kernels.shapes import MoeShape
 from nvfp4lab.nvfp4 import codec
 from nvfp4lab.nvfp4.conventions import E2M1_VALUES
@@ -99,7 +100,7 @@ def trtllm_that_routes(problems):
 
 
 @pytest.mark.parametrize("topk", [2, 4, 5])
-@pytest.mark.parametrize("probe", ["exact_moe", "exact_moe_skewed", "expert_number", "realistic_moe", "token_permutation"])
+@pytest.mark.parametrize("probe", [name for name, probe in probes.PROBES.items() if probe.op == "moe"])
 def test_a_sound_kernel_that_routes_for_itself_is_right(flashinfer, monkeypatch, probe, topk):
     problems = []
     moe = types.ModuleType("flashinfer.fused_moe")
@@ -113,5 +114,37 @@ def test_a_sound_kernel_that_routes_for_itself_is_right(flashinfer, monkeypatch,
         return base.run(backend, backend.prepare(problem), problem, out)
 
     shape = dataclasses.replace(SHAPE, topk=topk)
+    if probe == "zero_expert":
+        with pytest.raises(ProbeError, match="cannot be asked"):
+            probes.find(probe).build(shape, 0, "cpu", cases._form(found))
+        return
     experiment = probes.find(probe).build(shape, 0, "cpu", cases._form(found))
     assert experiment.judge(kernel).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    "shape", [SHAPE, dataclasses.replace(SHAPE, expert_offset=6, experts_global=12), MoeShape(1, 128, 64, 6, 2)]
+)
+def test_a_masked_kernel_is_dealt_its_tokens_and_its_answers_are_added_up(monkeypatch, shape):
+    """The stand-in answers each expert's tokens, and leaves NaN where it was given none."""
+    problems = []
+
+    def masked(dealt, encode, masked_m):
+        answers = torch.full((*dealt[0].shape[:2], shape.hidden), float("nan"), dtype=torch.bfloat16)
+        for expert, count in enumerate(masked_m.tolist()):
+            ids = torch.full((count, 1), expert + problems[-1].expert_offset, dtype=torch.int32)
+            asked = {"activations": dealt[0][expert, :count], "topk_ids": ids, "topk_weights": torch.ones(count, 1)}
+            if count:
+                reference.moe(dataclasses.replace(problems[-1], **asked), answers[expert, :count])
+        return answers
+
+    module = types.ModuleType("sglang.srt.layers.moe.flashinfer_cutedsl_moe")
+    module.flashinfer_cutedsl_moe_masked = masked
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    backend = dataclasses.replace(backends.find("flashinfer.grouped_gemm_nt_masked"), prepare_with=lambda problem: {})
+
+    def kernel(problem, out):
+        problems.append(problem)
+        return base.run(backend, {}, problem, out)
+
+    assert probes.find("exact_moe").build(shape, 0, "cpu").judge(kernel).verdict is Verdict.OK

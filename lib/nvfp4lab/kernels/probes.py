@@ -13,7 +13,7 @@ import torch
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels import gates
 from nvfp4lab.kernels.gates import GateResult
-from nvfp4lab.kernels.operands import Fp4Operand, Problem
+from nvfp4lab.kernels.operands import Fp4Operand, ProbeError, Problem
 from nvfp4lab.kernels.poison import GuardBroken, run_poisoned
 from nvfp4lab.kernels.probes_exact import ExactGemm, exact_gemm
 from nvfp4lab.kernels.probes_metamorphic import RELATIONS, Relation
@@ -157,6 +157,8 @@ def _quantise(shape, seed, device, form: Form) -> Experiment:
 
 
 def _related(shape, seed, device, form: Form, relation: Relation) -> Experiment:
+    if relation.weighs and form.even_routing:
+        raise ProbeError(f"{relation.name}: a kernel that computes its router weights cannot be asked to give an expert none")
     if relation.on_realistic:
         single = _realistic(shape, seed, device, form)
     else:

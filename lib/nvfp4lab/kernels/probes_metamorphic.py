@@ -21,13 +21,14 @@ REPEATS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-    """pairs(run, problem, draw) yields (output, what it must equal)."""
+    """pairs(run, problem, draw) yields (output, what it must equal). weighs: it needs a kernel that is given router weights."""
 
     name: str
     op: str
     detects: str
     pairs: Callable[[Run, Problem, Draw], list[tuple[torch.Tensor, torch.Tensor]]]
     on_realistic: bool = False
+    weighs: bool = False
 
     def judge(self, run: Run, problem: Problem, seed: int) -> GateResult:
         """The first pair that differs, or OK."""
@@ -107,7 +108,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation("token_permutation", "moe", "tokens mixed up by the sort into experts", _row_permutation),
     Relation("token_batch_invariance", "moe", "another result for one token than inside a batch", _batch_invariance),
     Relation("expert_relabelling", "moe", "an expert whose number changes its answer", _expert_relabelling),
-    Relation("zero_expert", "moe", "weights or scales taken from a neighbouring expert", _zero_expert),
+    Relation("zero_expert", "moe", "weights or scales taken from a neighbouring expert", _zero_expert, weighs=True),
     Relation("moe_repeat", "moe", "races: output that changes between equal calls", _repeat),
     Relation("moe_interleave", "moe", "output or workspace left over from another call", _interleave),
 )

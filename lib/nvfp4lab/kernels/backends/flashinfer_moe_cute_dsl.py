@@ -110,26 +110,30 @@ def _prepare_masked(problem: MoeProblem) -> dict[str, Any]:
     }
 
 
+ADDED_UP_HERE = "its answers are weighed and added up by the lab, which is part of its time"
+
+
 def _launch_masked(prepared: dict[str, Any], problem: MoeProblem, out: torch.Tensor) -> Launch:
     """Tokens are dealt out to their experts and the answers added up here: the kernel is the two grouped GEMMs between."""
     from sglang.srt.layers.moe.flashinfer_cutedsl_moe import flashinfer_cutedsl_moe_masked
 
     mark_compiles()
-    local = problem.topk_ids - problem.expert_offset
-    pairs = [(local == expert).nonzero(as_tuple=True) for expert in range(problem.experts)]
-    counts = torch.tensor([token.numel() for token, _ in pairs], dtype=torch.int32, device=problem.device)
+    local = problem.topk_ids.long() - problem.expert_offset
+    here = (local >= 0) & (local < problem.experts)
+    place = torch.zeros_like(local)  # of each token among those of the expert that it asks
     x = problem.activations.value(torch.bfloat16)
+    asked = [(local == expert).nonzero(as_tuple=True) for expert in range(problem.experts)]
+    counts = torch.tensor([token.numel() for token, _ in asked], dtype=torch.int32, device=x.device)
     dealt = torch.zeros(problem.experts, max(1, int(counts.max())), x.shape[1], dtype=x.dtype, device=x.device)
-    for expert, (token, _) in enumerate(pairs):
+    for expert, (token, slot) in enumerate(asked):
+        place[token, slot] = torch.arange(token.numel(), device=x.device)
         dealt[expert, : token.numel()] = x[token]
+    expert, weight, mine = local.where(here, 0), problem.topk_weights[..., None], here[..., None]
     encode = (1.0 / problem.activations.global_scale).float().expand(problem.experts).contiguous()
 
     def launch() -> torch.Tensor:
         answers = flashinfer_cutedsl_moe_masked((dealt, None), encode, masked_m=counts, **prepared)
-        total = torch.zeros(problem.out_shape, device=x.device)
-        for expert, (token, slot) in enumerate(pairs):
-            total.index_add_(0, token, answers[expert, : token.numel()].float() * problem.topk_weights[token, slot, None])
-        return out.copy_(total)
+        return out.copy_((answers[expert, place].float() * weight).where(mine, 0.0).sum(1))
 
     return launch
 
@@ -137,5 +141,7 @@ def _launch_masked(prepared: dict[str, Any], problem: MoeProblem, out: torch.Ten
 BACKENDS = (
     FlashinferMoe("flashinfer.cute_dsl_fused_moe_nvfp4", _prepare_cute_dsl, _launch_cute_dsl, BOTH_PACKAGES),
     FlashinferMoe("flashinfer.b12x_fused_moe", _prepare_b12x, _launch_b12x, conventions=(ONE_SCALE, BAKED), expert_parallel=False),
-    FlashinferMoe("flashinfer.grouped_gemm_nt_masked", _prepare_masked, _launch_masked, BOTH_PACKAGES),
+    FlashinferMoe(
+        "flashinfer.grouped_gemm_nt_masked", _prepare_masked, _launch_masked, BOTH_PACKAGES, conventions=(ONE_SCALE, ADDED_UP_HERE)
+    ),
 )

@@ -60,13 +60,15 @@ def _launch_trtllm_routed(prepared: dict[str, Any], problem: MoeProblem, out: to
 
 
 def _launch_trtllm_logits(prepared: dict[str, Any], problem: MoeProblem, out: torch.Tensor) -> Launch:
-    """The kernel routes for itself (top-k, then softmax): logits are chosen so that it arrives at the problem's routing."""
+    """The kernel routes for itself (top-k, then softmax): logits are chosen so that it arrives at the problem's routing.
+
+    Router weights must add up to 1, as a model's do and those of `Form.even_routing`.
+    """
     from flashinfer.fused_moe import trtllm_fp4_block_scale_moe
 
     packed = problem.activations.packed()
     logits = torch.full((packed.codes.shape[0], problem.experts_global), NOT_CHOSEN, device=problem.device)
     logits.scatter_(1, problem.topk_ids.long(), problem.topk_weights.log().clamp(min=NO_WEIGHT))
-    total = problem.topk_weights.sum(1, keepdim=True)
 
     def launch() -> torch.Tensor:
         result = trtllm_fp4_block_scale_moe(
@@ -82,7 +84,7 @@ def _launch_trtllm_logits(prepared: dict[str, Any], problem: MoeProblem, out: to
             **_NOT_GIVEN,
             **prepared,
         )
-        return (_first(result).float() * total).to(out.dtype)
+        return _first(result)
 
     return launch
 
