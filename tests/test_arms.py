@@ -1,5 +1,6 @@
 """An arm becomes the command line that it says, and only arms worth a start are started."""
 
+import re
 import sys
 
 import pydantic
@@ -98,6 +99,25 @@ BAD_FIELDS = [
 def test_bad_arms_are_refused(wrong):
     with pytest.raises(pydantic.ValidationError):
         Arm.model_validate({"name": "x", "model": "m"} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--max-total-tokens 4096"], "write '--max-total-tokens', '4096'"),
+        (["--max-total-tokens=4096"], "write '--max-total-tokens', '4096'"),
+        (["--tp", "4"], "--tp has a field of its own: tp"),
+        (["--data-parallel-size", "2"], "has a field of its own: dp"),
+        (["--moe-runner-backend", "triton"], "has a field of its own: moe_runner_backend"),
+        (["--speculative-algorithm", "NEXTN"], "has a field of its own: speculation"),
+        (["--port", "30000"], "is chosen by the lab"),
+    ],
+)
+def test_flags_that_would_mislead_the_lab_are_refused(flags, told):
+    """Each would be a server on too few GPUs, at another port, or refused by SGLang for our typing."""
+    with pytest.raises(pydantic.ValidationError, match=re.escape(told)):
+        gpu_arm(flags=flags)
+    gpu_arm(flags=["--json-model-override-args", '{"a b": "c=d"}'])
 
 
 def test_a_params_error_inside_an_arm_names_the_nearest_field():

@@ -20,6 +20,20 @@ Flag = Annotated[str, pydantic.StringConstraints(pattern=r"^\S.*$")]
 Size = Annotated[int, pydantic.Field(ge=1, le=1024)]
 Flags = Annotated[tuple[Flag, ...], pydantic.Strict(False)]  # YAML has lists only
 
+# Flags that may not hide among the further ones: routes, the count of GPUs and the wait for the port go by the fields.
+_FIELD_OF: Mapping[str, str] = {
+    **{
+        f"--{name.replace('_', '-')}": name
+        for name in ("quantization", "fp4_gemm_backend", "moe_runner_backend", "moe_a2a_backend")
+    },
+    **{"--attention-backend": "attention_backend", "--device": "device", "--model": "model", "--model-path": "model"},
+    **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), "tp"),
+    **dict.fromkeys(("--ep", "--ep-size", "--expert-parallel-size"), "ep"),
+    **dict.fromkeys(("--dp", "--dp-size", "--data-parallel-size"), "dp"),
+    **dict.fromkeys(("--speculative-algo", "--speculative-algorithm"), "speculation"),
+}
+_CHOSEN_BY_THE_LAB = ("--host", "--port")
+
 STAND_IN = Path(__file__).with_name("sgl_kernel_stand_in")
 
 # A server on a host without CUDA. Radix cache off: with another torch than SGLang pins it fails, and canaries must not be
@@ -70,6 +84,19 @@ class Arm(pydantic.BaseModel):
     flags: Flags = pydantic.Field((), description='further flags, one word each: ["--max-total-tokens", "4096"]')
     env: dict[str, str] = pydantic.Field({}, description="environment variables on top of the lab's own")
     device: Literal["auto", "cuda", "cpu"] = "auto"
+
+    @pydantic.field_validator("flags")
+    @classmethod
+    def _flags_are_words_and_have_no_field(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
+        for word in flags:
+            if word.startswith("--") and (" " in word or "=" in word):
+                flag, value = word.replace("=", " ", 1).split(" ", 1)
+                raise ValueError(f"{word!r} is not one word; write {flag!r}, {value.strip()!r}")
+            if word in _FIELD_OF:
+                raise ValueError(f"{word} has a field of its own: {_FIELD_OF[word]}")
+            if word in _CHOSEN_BY_THE_LAB:
+                raise ValueError(f"{word} is chosen by the lab, which waits for the server there")
+        return flags
 
     @pydantic.model_validator(mode="after")
     def _sizes_fit(self) -> "Arm":
