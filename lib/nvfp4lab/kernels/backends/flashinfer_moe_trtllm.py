@@ -69,10 +69,11 @@ def _launch_trtllm_logits(prepared: dict[str, Any], problem: MoeProblem, out: to
     packed = problem.activations.packed()
     logits = torch.full((packed.codes.shape[0], problem.experts_global), NOT_CHOSEN, device=problem.device)
     logits.scatter_(1, problem.topk_ids.long(), problem.topk_weights.log().clamp(min=NO_WEIGHT))
+    logits = logits.bfloat16()
 
     def launch() -> torch.Tensor:
         result = trtllm_fp4_block_scale_moe(
-            routing_logits=logits.bfloat16(),
+            routing_logits=logits,
             hidden_states=packed.codes,
             hidden_states_scale=packed.block_scale,
             num_experts=problem.experts_global,
