@@ -155,6 +155,14 @@ def test_arms_that_differ_only_in_a_moot_flag_are_started_once():
     assert all(item.start for item in arms_plan.plan(arms, 2))
 
 
+def test_a_draft_model_of_its_own_needs_no_mtp_layer():
+    drafts = (Speculation(), Speculation(algorithm="EAGLE3", draft_model="d"), Speculation(algorithm="NGRAM"))
+    arms = [gpu_arm("a"), *(gpu_arm(draft.algorithm, speculation=draft) for draft in drafts)]
+    planned = arms_plan.plan(arms, 1, moot={"m": {"--speculative-algorithm NEXTN": "no MTP layer is stored"}})
+    assert [item.start for item in planned] == [True, False, True, True]
+    assert planned[1].reason == "the same as a: no MTP layer is stored"
+
+
 def test_the_twin_of_an_arm_that_is_not_started_is_started():
     arms = [gpu_arm("a", fp4_gemm_backend="x"), gpu_arm("b", fp4_gemm_backend="y")]
     planned = arms_plan.plan(arms, 1, {"a": "raises"}, {"m": {"--fp4-gemm-backend": "moot"}})

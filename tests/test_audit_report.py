@@ -13,7 +13,7 @@ from audit_synthesis import EXPERTS, FAMILIES, LAYERS, llama, qwen3_moe, write_s
 from nvfp4lab import cli
 from nvfp4lab.errors import LabError
 from nvfp4lab.nvfp4 import audit_config
-from nvfp4lab.nvfp4.audit import audit, moot_flags
+from nvfp4lab.nvfp4.audit import audit, moot_flags, summarise
 from nvfp4lab.nvfp4.checkpoint import open_checkpoint, read_header
 from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, names_path
 
@@ -44,7 +44,9 @@ def test_layers_are_counted_by_kind(tmp_path: Path) -> None:
     ],
 )
 def test_a_flag_that_touches_no_layer_is_moot(family: str, moot: set[str], tmp_path: Path) -> None:
-    assert set(moot_flags(audit(FAMILIES[family]().write(tmp_path)).summary)) == moot
+    summary = audit(FAMILIES[family]().write(tmp_path)).summary
+    assert set(moot_flags(summary)) == moot
+    assert summarise(tmp_path) == summary
 
 
 def test_hub_cache_layout_and_absent_blob(tmp_path: Path) -> None:

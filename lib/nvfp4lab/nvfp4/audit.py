@@ -4,6 +4,7 @@
     report.findings          # what, where, which backend it hurts, how to fix; empty for a clean checkpoint
     report.summary.fp4       # FP4 layers by kind
     moot_flags(report.summary)   # backend flags that touch no layer of this checkpoint
+    summarise("model/folder")    # the summary alone, from the headers
 
 A server loads most broken checkpoints without a word: SGLang's loaders skip names that they do not know and leave the
 rest of a parameter as it was allocated.
@@ -51,7 +52,7 @@ def audit(directory: Path | str, tp: int | None = None, ep: int | None = None) -
     Raises LabError when there is no checkpoint to look at.
     """
     checkpoint = open_checkpoint(directory)
-    modules = modules_of(checkpoint.tensors, checkpoint.text_config.get("num_hidden_layers"))
+    modules = _modules(checkpoint)
     settings = Settings.of(checkpoint)
     units = audit_rules.rulings(audit_rules.served(modules), settings)
     scalars, blocks = audit_scales.to_read(checkpoint, modules)
@@ -69,6 +70,12 @@ def audit(directory: Path | str, tp: int | None = None, ep: int | None = None) -
     ]
     read_bytes = sum(info.stop - info.start for info in (*scalars, *blocks))
     return Report(checkpoint.directory, tuple(findings), _summary(checkpoint, modules), read_bytes)
+
+
+def summarise(directory: Path | str) -> Summary:
+    """The summary alone, from the headers: no scale is read. Raises LabError as `audit` does."""
+    checkpoint = open_checkpoint(directory)
+    return _summary(checkpoint, _modules(checkpoint))
 
 
 def moot_flags(summary: Summary) -> dict[str, str]:
@@ -90,6 +97,10 @@ def moot_flags(summary: Summary) -> dict[str, str]:
     if not (fp4[LayerKind.MTP] + other[LayerKind.MTP]):
         moot["--speculative-algorithm NEXTN"] = "no MTP layer is stored"
     return moot
+
+
+def _modules(checkpoint: Checkpoint) -> dict[str, Module]:
+    return modules_of(checkpoint.tensors, checkpoint.text_config.get("num_hidden_layers"))
 
 
 def _summary(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Summary:

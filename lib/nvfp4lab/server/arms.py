@@ -58,6 +58,11 @@ class Speculation(pydantic.BaseModel):
     num_draft_tokens: int = pydantic.Field(4, ge=1, le=128)
     draft_model: str | None = None
 
+    @property
+    def uses_mtp_layer(self) -> bool:
+        """Whether it drafts with the checkpoint's own layer, and so is nothing without one."""
+        return self.algorithm == "NEXTN" and self.draft_model is None
+
     def flags(self) -> list[str]:
         """Command line of this speculation."""
         flags = ["--speculative-algorithm", self.algorithm, "--speculative-num-steps", str(self.num_steps)]

@@ -49,6 +49,8 @@ def plan(
     planned = []
     for arm in arms:
         fields = {FIELDS[flag]: why for flag, why in moot.get(arm.model, {}).items() if flag in FIELDS}
+        if arm.speculation is not None and not arm.speculation.uses_mtp_layer:
+            fields.pop("speculation", None)
         essence = _essence(arm, fields)
         reason = _why_not(arm, gpus_here, None if arm.name in on_request else refusals.get(arm.name))
         if reason is None and essence in started and arm.name not in on_request:
@@ -91,6 +93,6 @@ def _moot(model: str) -> dict[str, str]:
     from nvfp4lab.nvfp4 import audit  # torch
 
     try:
-        return audit.moot_flags(audit.audit(arms_model.model_folder(model)).summary)
+        return audit.moot_flags(audit.summarise(arms_model.model_folder(model)))
     except LabError:
         return {}

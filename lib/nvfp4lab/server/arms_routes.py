@@ -81,10 +81,10 @@ def _query(arm: Arm, cc: str):
 
     try:
         folder = arms_model.model_folder(arm.model)
-        report = audit.audit(folder)
+        summary = audit.summarise(folder)
     except LabError:
         return None
-    if not any(report.summary.fp4.values()):
+    if not any(summary.fp4.values()):
         return None
     quant = arm.quantization or "modelopt_fp4"
     a2a, given = arm.moe_a2a_backend or "none", arm.quantization is not None

@@ -21,7 +21,7 @@ TRACE_LIMIT_S = 120.0
 
 
 def operations(fp4_layers: Mapping[str, int]) -> tuple[Operation, ...]:
-    """What must be traced for a checkpoint with these FP4 layers by kind (`audit(...).summary.fp4`)."""
+    """What must be traced for a checkpoint with these FP4 layers by kind (`audit.summarise(...).fp4`)."""
     from nvfp4lab.nvfp4.checkpoint_modules import LayerKind  # torch
 
     dense = fp4_layers.get(LayerKind.DENSE, 0) + fp4_layers.get(LayerKind.SHARED_EXPERT, 0)
@@ -33,7 +33,7 @@ def testify(server: Server, arm: Arm, run_dir: Path | str) -> list[Agreement]:
     """One agreement per FP4 operation of the arm's checkpoint; routes come from the run's ledger, the trace stays in `traces/`."""
     from nvfp4lab.nvfp4 import audit  # torch
 
-    fp4_layers = audit.audit(arms_model.model_folder(arm.model)).summary.fp4
+    fp4_layers = audit.summarise(arms_model.model_folder(arm.model)).fp4
     return agreements(server, arm, fp4_layers, Ledger(Path(run_dir) / "ledger.jsonl"), Path(run_dir) / "traces")
 
 
