@@ -1,5 +1,6 @@
 """Wrong input on the command line: one line that says what was wrong and what to do, never a traceback, never a silent success."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def test_a_run_folder_that_is_a_file(start_here, capsys):
     line = said(capsys, "run", start_here, "--out", start_here)
     assert str(start_here) in line
     assert "--out" in line
+
+
+def test_a_run_leaves_the_signals_of_its_process_as_they_were(start_here):
+    before = signal.getsignal(signal.SIGTERM)
+    cli.main(["run", str(start_here), "--out", str(start_here)])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_params_files_of_one_name_would_overwrite_each_others_pages(start_here, tmp_path, capsys):

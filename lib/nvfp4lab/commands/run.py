@@ -24,11 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, execute, summarise; returns the exit code of the run."""
+    """Plan, execute, summarise; returns the exit code of the run. SIGTERM ends it as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        return _run(args)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(args: argparse.Namespace) -> int:
     from nvfp4lab.batch import executors, plan
     from nvfp4lab.batch import run as coordinator
 
-    signal.signal(signal.SIGTERM, _as_interrupt)
     run_dir = _run_dir(args, coordinator)
     only = [prefix for prefix in args.only.split(",") if prefix]
     planned = plan.of_params(args.params, only, run_dir.resolve())
