@@ -303,6 +303,20 @@ def test_telemetry_samples_all_gpus_while_its_block_runs(monkeypatch):
     assert len(telemetry.readings) == count, "it went on after its block"
 
 
+def test_telemetry_is_of_the_servers_own_gpus(monkeypatch):
+    monkeypatch.setattr(load_telemetry.processes_gpu, "nvml", FakeNvml)
+    monkeypatch.setattr(load_telemetry, "PERIOD_S", 0.01)
+    for env, count, power_w in (
+        ({}, 1, 300.0),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, 1, 400.0),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, None, 400.0),
+    ):
+        with load_telemetry.Telemetry(env, count) as telemetry:
+            while len(telemetry.readings) < 2:
+                threading.Event().wait(0.01)
+        assert {reading.power_w for reading in telemetry.readings} == {power_w}
+
+
 def test_a_finished_run_is_not_repeated_and_one_that_was_not_run_is(tmp_path):
     p = params.check({"run_dir": str(tmp_path)}, "test")
     store = Store(p, Stack(sglang="1"))

@@ -114,7 +114,7 @@ class Server:
         self.ending: Ending | None = None
         self.has_neighbours = False  # servers that share our GPUs: then memory in use there says nothing about us
         self._cancelled, self._stopping = threading.Event(), threading.RLock()  # re-entrant: a signal may come while we stop
-        self._command, self._env, self._health, self._on_state = list(command(self.port)), dict(env), health, on_state
+        self._command, self.env, self._health, self._on_state = list(command(self.port)), dict(env), health, on_state
         self._log = _fresh_log(self.run_dir / "logs", name)
         self._started: Started | None = None
         self._guard: subprocess.Popen | None = None
@@ -132,13 +132,11 @@ class Server:
         os.environ.update(past_proxies(os.environ))
         atexit.register(self.stop)
         processes_term.add(self)
-        self._gpu_before = processes_gpu.used_mib(self._env)
+        self._gpu_before = processes_gpu.used_mib(self.env)
         self._began_s = time.monotonic()
         try:
             with processes_term.deferred():
-                self._started, self._guard = processes.start(
-                    self._command, self._env, self.name, self.port, self._log, self.run_dir
-                )
+                self._started, self._guard = processes.start(self._command, self.env, self.name, self.port, self._log, self.run_dir)
             self.outcome = self._wait()
         finally:  # not only on Exception: Ctrl-C must leave nothing either
             if self.outcome is None or self.outcome.state is not State.READY:
@@ -201,7 +199,7 @@ class Server:
             family = self._started.family()
             compiling = not COMPILERS.isdisjoint(processes_table.names(family))
             log.read()
-            gpu_mib = 0.0 if self.has_neighbours else sum(processes_gpu.used_mib(self._env))
+            gpu_mib = 0.0 if self.has_neighbours else sum(processes_gpu.used_mib(self.env))
             if self._cancelled.is_set():  # from another thread
                 return self._outcome(State.FAILED, "stopped by the lab before it was ready")
             sample = Sample(time.monotonic(), log.lines, processes_table.cpu_seconds(family), gpu_mib, compiling)
@@ -258,7 +256,7 @@ class Server:
         )
 
     def _gpu_left_mib(self) -> float:
-        return 0.0 if self.has_neighbours else processes_gpu.above(self._gpu_before, self._env)
+        return 0.0 if self.has_neighbours else processes_gpu.above(self._gpu_before, self.env)
 
     def _wait_for_release(self, ports: set[int]) -> tuple[int, ...]:
         """Wait for ports and GPU memory; the ports that are still listened on."""

@@ -157,7 +157,8 @@ class _Sweep:
         """The run of one cell under canaries, and why it does not count (None: it does)."""
         requests = self.p.prompts_per_slot * cell.concurrency
         folder = arms_model.model_folder(cell.arm.model)
-        with Telemetry() as telemetry, CanaryWatch(self.canaries[cell.arm.name], server.url) as watch:
+        own = Telemetry(server.env, cell.arm.gpus())
+        with own as telemetry, CanaryWatch(self.canaries[cell.arm.name], server.url) as watch:
             try:
                 run, failed = self.client.run(server.url, folder, cell.shape, cell.concurrency, requests, seed=1 + number), None
             except LabError as error:

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nvfp4lab.records import Number
 from nvfp4lab.server import processes_gpu
@@ -22,9 +23,13 @@ class Reading:
 
 
 class Telemetry:
-    """Samples the GPUs that the lab may use in a thread while its block runs."""
+    """Samples GPUs in a thread while its block runs: the first `count` (None: all) that a process with `env` may use.
 
-    def __init__(self):
+    A server's own: an idle neighbour's watts would halve the mean.
+    """
+
+    def __init__(self, env: Mapping[str, str] = os.environ, count: int | None = None):
+        self._env, self._count = env, count
         self.readings: list[Reading] = []
         self._nvml = processes_gpu.nvml()
         self._over = threading.Event()
@@ -42,7 +47,7 @@ class Telemetry:
 
     def _sample(self) -> None:
         nvml = self._nvml
-        handles = processes_gpu.handles()
+        handles = processes_gpu.handles(self._env)[: self._count]
         while not self._over.wait(PERIOD_S):
             with contextlib.suppress(nvml.NVMLError):  # a virtual GPU may not tell its power: then there is no reading
                 self.readings += [self._read(handle) for handle in handles]
