@@ -80,6 +80,11 @@ def test_sglangs_own_pin_wins_and_its_kernel_package_is_the_one_it_names():
     pins = {"transformers": Requirement("transformers==5.12.1"), "sglang-kernel": Requirement("sglang-kernel==0.4.5")}
     chosen = wheels.specifiers(["transformers", "tokenizers<=0.23.0", "sglang-kernel", "sgl-kernel"], pins)
     assert chosen == ["transformers==5.12.1", "tokenizers<=0.23.0", "sglang-kernel==0.4.5"]
+    newer = {
+        "tokenizers": Requirement("tokenizers==0.23.2"),
+        "numpy": Requirement("numpy"),
+    }  # of SGLang 0.5.23, which contradicts ours
+    assert wheels.specifiers(["tokenizers<=0.23.0", "numpy<3"], newer) == ["tokenizers==0.23.2", "numpy<3"]
 
 
 def test_what_the_host_has_is_not_carried(request_):

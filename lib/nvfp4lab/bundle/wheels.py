@@ -92,8 +92,7 @@ def specifiers(names: Iterable[str], pins: Mapping[str, Requirement]) -> list[st
         pin = pins.get(canonical(own.name))
         if pin is None and canonical(own.name) in ("sglang-kernel", "sgl-kernel"):
             continue  # renamed between SGLang versions: each names one of the two
-        both = own.specifier & pin.specifier if pin else own.specifier
-        chosen.append(f"{own.name}{both}")
+        chosen.append(f"{own.name}{(pin and pin.specifier) or own.specifier}")
     return chosen
 
 
