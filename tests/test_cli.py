@@ -53,6 +53,11 @@ def test_a_run_without_workers_would_never_end(workers):
         executors.create("local", workers=workers)
 
 
+def test_slurm_where_there_is_none(start_here, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "login node" in said(capsys, "run", start_here, "--out", tmp_path / "run", "--executor", "slurm")
+
+
 def test_an_error_of_the_file_system_names_the_file(tmp_path, capsys, monkeypatch):
     where = tmp_path / "no folder" / "routes.json"
     monkeypatch.setattr("nvfp4lab.commands.index.run", lambda args: where.write_text(""))

@@ -5,6 +5,7 @@ as plain processes on this machine, for trying a batch out.
 """
 
 import concurrent.futures
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import submitit
 from nvfp4lab.batch import piece as pieces_module
 from nvfp4lab.batch.executors.local_worker import execute_limited
 from nvfp4lab.batch.piece import Piece, Result
+from nvfp4lab.errors import LabError
 from nvfp4lab.records import Verdict
 
 POLL_S = 0.2
@@ -80,5 +82,7 @@ def _collect(job: submitit.Job, piece: Piece, run_dir: Path, final: bool) -> Res
 
 
 def create(cluster: str = "slurm", **options) -> SlurmExecutor:
-    """cluster: "slurm", or "local" for processes on this machine."""
+    """cluster: "slurm", or "local" for processes on this machine. Raises LabError where there is no Slurm."""
+    if cluster == "slurm" and shutil.which("srun") is None:
+        raise LabError("no Slurm here: srun is not on the PATH; start the run on a login node", exit_code=3)
     return SlurmExecutor(cluster, **options)
