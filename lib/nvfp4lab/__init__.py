@@ -11,6 +11,8 @@ Where to look:
 - `batch`     many notebooks and many hosts
 - `report`    pictures, pages, redaction
 - `decide`    the launch command and the reasons
+- `bundle`    all of it for a GPU host without internet
+- `commands`  one file a subcommand of `nvfp4lab`
 """
 
 __version__ = "0.1.0"
