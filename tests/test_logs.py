@@ -238,6 +238,30 @@ def test_an_unknown_failure_is_unknown_with_its_decisive_line(line, ready):
     assert answer.reports == ()
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        "[2026-11-29 12:04:59 TP0] Load weight end. elapsed=4.02 s, type=LlamaForCausalLM, avail mem=120.00 GB.",
+        "[2026-11-29 12:04:59 TP0] Memory pool end. avail mem=27.33 GB",
+        '[2026-11-29 12:04:59] INFO:     127.0.0.1:50001 - "POST /generate HTTP/1.1" 400 Bad Request',
+    ],
+)
+@pytest.mark.parametrize("line", UNKNOWN)
+def test_a_line_of_another_rank_inside_a_traceback_is_not_its_exception(line, other):
+    crash = log_samples.crash(line)
+    for at in (1, 2, 4, 6):  # before, between and after the frames
+        answer = classify([*log_samples.start(ready=False), *crash[:at], other, *crash[at:]])
+        assert (answer.symptom_class, answer.line) == ("unknown", line)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_log_cut_inside_a_traceback_is_a_crash(ready):
+    frames = ["Traceback (most recent call last):", *log_samples.FRAMES]
+    answer = classify([*log_samples.start(ready=ready), *frames])
+    assert (answer.verdict, answer.symptom_class, answer.line) == (Verdict.CRASH, "unknown", frames[-1])
+    assert "not in it" in answer.cause
+
+
 def test_the_process_that_died_first_is_the_decisive_line():
     line = "[2026-11-29 12:09:00] Detokenizer process died unexpectedly with exit code -9"
     answer = classify([*log_samples.start(), *log_samples.traffic(), line, *log_samples.AFTERMATH])
@@ -295,6 +319,21 @@ def test_what_the_server_survived_is_no_failure():
     assert classify(start[:6] + optional + start[6:]).verdict is Verdict.OK
     assert classify(start + request + log_samples.traffic()).verdict is Verdict.OK
     assert classify(start + log_samples.traffic() + request).symptom_class == "unknown"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-11-29 12:00:12 TP0] NCCL error: connection refused by peer, retrying communicator init (1/3)",
+        "WARNING:urllib3.connectionpool:Retrying (Retry(total=2)) after connection broken by 'OSError(101, Out of memory)'",
+        "Exception ignored in: <function Pool.__del__ at 0x7f>: torch.OutOfMemoryError: CUDA out of memory",
+    ],
+)
+def test_what_the_program_says_it_ignores_or_tries_again_is_no_failure(line):
+    start = log_samples.start()
+    assert classify([*start[:9], line, *start[9:], *log_samples.traffic()]).verdict is Verdict.OK
+    unknown = classify([*start[:9], line, *start[9:12], *log_samples.crash(UNKNOWN[0])])
+    assert (unknown.symptom_class, unknown.line) == ("unknown", UNKNOWN[0])
 
 
 def test_a_device_fault_is_not_survived():

@@ -104,6 +104,8 @@ def conclude(reader: Reader, exit_state: Exit) -> Classification:
     if run.unknown:
         return _unknown(run.unknown, "An exception that no signature knows; the line is its own last word.")
     last = Place(reader.last.number, reader.last.clean()) if reader.last else None
+    if reader.ends_in_traceback and run is reader.run:
+        return _unknown(last, "The log ends inside a traceback; what was raised is not in it.")
     if exit_state == "timeout":
         return Classification(
             Verdict.HANG, "hang", *_at(last), "No progress until the time ran out; the log says no more.", "py-spy dump the server."

@@ -21,11 +21,12 @@ ANSWERED = re.compile(
 )
 HARMLESS = re.compile(
     r"^Ignore import error when loading|\b(Deprecation|Future|User|Runtime|Resource|Syntax)Warning\b|HTTP/[\d.]+' \d{3}"
-    r"|\b(0|no) (errors?|failures?|nans?)\b|(?i:(relative|absolute|max|mean|rms|quanti[sz]ation) error)"
+    r"|\b(0|no) (errors?|failures?|nans?)\b|\b([Ii]gnor(ed|ing)|[Rr]etrying)\b|(?i:(relative|absolute|max|mean|rms|quanti[sz]ation) error)"
 )
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
 CHAINED = re.compile(r"^(During handling of the above exception|The above exception was the direct cause)")
 EXCEPTION = re.compile(r"([a-z_]\w*\.)*[A-Z]\w*(Error|Exception): \S")
+RAISED = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # how the last line of a traceback begins, whatever the exception is called
 CONSEQUENCE = re.compile(
     r"^(SystemExit|KeyboardInterrupt|EOFError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError|(\w+\.)*CancelledError"
     r"|(\w+\.)*ChildFailedError|(\w+\.)*ProcessExitedException)"
@@ -111,7 +112,7 @@ class Reader:
         self.runs = [Run()]
         self.last: Line | None = None
         self._frames: collections.deque[str] | None = None  # not None: inside a traceback
-        self._message_lines = 0
+        self._message_lines = self._foreign_lines = 0
         self._chained = False
         self._batches = 0
         self._silent: set[bytes] = set()
@@ -120,6 +121,11 @@ class Reader:
     @property
     def run(self) -> Run:
         return self.runs[-1]
+
+    @property
+    def ends_in_traceback(self) -> bool:
+        """Whether the log was cut before a traceback said what was raised."""
+        return self._frames is not None
 
     def feed(self, line: Line) -> None:
         """Take one line in. A line whose like, numbers aside, has said nothing before is not searched again."""
@@ -185,7 +191,7 @@ class Reader:
         if TRACEBACK.search(text):
             self.run.died = self.run.died or bool(DIED.search(text))
             self._frames = collections.deque(maxlen=64)
-            self._message_lines = 0
+            self._message_lines = self._foreign_lines = 0
             return "traceback"
         if CHAINED.search(text):
             self._chained = True
@@ -195,10 +201,20 @@ class Reader:
         if message.indented or text.startswith(("~", "^")):
             self._frames.append(text)
             return self._search(place, message, text, answer=False, frame=True) or "traceback"
+        if not RAISED.match(text) and self._foreign_lines < MESSAGE_LINES:
+            return self._foreign(place, message)
         self._message_lines = MESSAGE_LINES
         said = self._search(place, message, text, answer=False)
         self._end_of_traceback(place, text, known=said is not None)
         return "exception"
+
+    def _foreign(self, place: Place, message: Message) -> str:
+        """A line that another rank wrote into the traceback of this one, which goes on behind it."""
+        self._foreign_lines += 1
+        frames, self._frames = self._frames, None
+        said = self._plain(place, message)
+        self._frames = frames
+        return said or "traceback"
 
     def _end_of_traceback(self, place: Place, text: str, known: bool) -> None:
         self._frames = None
