@@ -21,7 +21,8 @@ ANSWERED = re.compile(
 )
 HARMLESS = re.compile(
     r"^Ignore import error when loading|\b(Deprecation|Future|User|Runtime|Resource|Syntax)Warning\b|HTTP/[\d.]+' \d{3}"
-    r"|\b(0|no) (errors?|failures?|nans?)\b|\b([Ii]gnor(ed|ing)|[Rr]etrying)\b|(?i:(relative|absolute|max|mean|rms|quanti[sz]ation) error)"
+    r"|\b(0|no) (errors?|failures?|nans?)\b|\b([Ii]gnor(ed|ing)|[Rr]etrying)\b"
+    r"|(?i:(relative|absolute|max|mean|rms|quanti[sz]ation) error)"
 )
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
 CHAINED = re.compile(r"^(During handling of the above exception|The above exception was the direct cause)")
