@@ -167,9 +167,18 @@ def test_a_case_survives_its_repro_line(case):
     assert Case.from_json(case.to_json()) == case
 
 
-@pytest.mark.parametrize("line", ["", "{}", '{"op":"gemm"}', '{"op":"fft","shape":{}}', '{"op":"gemm","shape":{"m":1}}'])
-def test_a_line_that_is_no_case_is_an_error_for_people(line):
-    with pytest.raises(LabError, match="not a kernel case"):
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "Expecting value"),
+        ("{}", "it lacks backend, op, probe, shape"),
+        ('{"op":"gemm","backend":"a","probe":"b"}', "it lacks shape"),
+        ('{"op":"fft","backend":"a","probe":"b","shape":{}}', "no op 'fft'; there are gemm, moe, quantise"),
+        ('{"op":"gemm","backend":"a","probe":"b","shape":{"m":1}}', "'n' and 'k'"),
+    ],
+)
+def test_a_line_that_is_no_case_is_an_error_for_people(line, said):
+    with pytest.raises(LabError, match=f"not a kernel case.*{said}"):
         Case.from_json(line)
 
 

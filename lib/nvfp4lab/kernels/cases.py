@@ -64,10 +64,14 @@ class Case:
     def from_json(cls, line: str) -> "Case":
         """Inverse of `to_json`. Raises LabError on anything else."""
         try:
-            row = json.loads(line)
+            row = dict(json.loads(line))
+            if missing := {"op", "shape", "backend", "probe"} - row.keys():
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            if row["op"] not in SHAPES:
+                raise ValueError(f"no op {row['op']!r}; there are {', '.join(SHAPES)}")
             shape = SHAPES[row.pop("op")](**row.pop("shape"))
             return cls(**row | {"shape": shape, "options": tuple((name, value) for name, value in row.get("options", ()))})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise LabError(f"not a kernel case: {line!r}: {error}") from error
 
 
