@@ -24,9 +24,10 @@ from nvfp4lab.server.load_evidence import Cell, Table, Void
 from nvfp4lab.server.load_store import Store
 from nvfp4lab.server.load_telemetry import Reading
 from nvfp4lab.server.params import LoadShape, Slo
-from nvfp4lab.server.quality_canary import Canary, CanaryPrompt
+from nvfp4lab.server.quality_canary import Canary, CanaryPrompt, Fault
 
 SHAPE = LoadShape(input_tokens=5, output_tokens=9)
+SICK = Fault(WrongKind.GARBAGE, "sick")
 
 
 @pytest.fixture
@@ -125,23 +126,17 @@ def loaded(tokens=9, errors=0, requests=4, duration_s=2.0) -> LoadRun:
     return LoadRun(SHAPE, 2, duration_s, made, (0.125,))
 
 
-def watched(fault: str | None = None, is_silent: bool = False) -> CanaryWatch:
-    watch = CanaryWatch(Scripted(None), "http://x")
-    watch.fault, watch.is_silent = fault, is_silent
-    return watch
-
-
 def test_the_gravest_reason_voids_a_run():
     why = load_run._why_void
-    assert why(watched(), None, loaded()) is None
-    assert why(watched("no answer, timed out", is_silent=True), "client", None).verdict is Verdict.HANG
-    assert why(watched("'x': got '!!!!'"), "client", None) == Void(
-        Verdict.WRONG, "canary under load: 'x': got '!!!!'", WrongKind.GARBAGE
+    assert why(None, None, loaded()) is None
+    assert why(Fault(None, "no answer, timed out"), "client", None).verdict is Verdict.HANG
+    assert why(Fault(WrongKind.NAN, "'x': got '!!!!'"), "client", None) == Void(
+        Verdict.WRONG, "canary under load: 'x': got '!!!!'", WrongKind.NAN
     )
-    assert why(watched(), "benchmark failed", None).verdict is Verdict.NOT_RUN
-    unanswered = why(watched(), None, loaded(errors=1))
+    assert why(None, "benchmark failed", None).verdict is Verdict.NOT_RUN
+    unanswered = why(None, None, loaded(errors=1))
     assert unanswered.verdict is Verdict.CRASH and unanswered.reason == "1 of 4 requests failed, the first with: connection lost"
-    assert why(watched(), None, loaded(tokens=8)).kind is WrongKind.GARBAGE
+    assert why(None, None, loaded(tokens=8)).kind is WrongKind.GARBAGE
 
 
 def test_a_silent_server_is_told_from_a_wrong_one(monkeypatch):
@@ -152,7 +147,7 @@ def test_a_silent_server_is_told_from_a_wrong_one(monkeypatch):
     for checks in (PatternCanary(4), Canary((CanaryPrompt("x", (1,), (2,)),))):
         with CanaryWatch(checks, "http://x") as watch:
             pass
-        assert (watch.fault, watch.is_silent) == ("no answer, timed out", True)
+        assert watch.fault.kind is None and watch.fault.what.endswith("no answer, timed out")
 
 
 class Scripted:
@@ -161,10 +156,10 @@ class Scripted:
     def __init__(self, fails_at: int | None):
         self.fails_at, self.seen, self.asked = fails_at, 0, threading.Event()
 
-    def check(self, base_url: str) -> str | None:
+    def check(self, base_url: str) -> Fault | None:
         self.seen += 1
         self.asked.set()
-        return "sick" if self.seen == self.fails_at else None
+        return SICK if self.seen == self.fails_at else None
 
 
 def test_the_canary_is_asked_until_the_load_ends_and_at_least_once():
@@ -177,7 +172,7 @@ def test_the_canary_is_asked_until_the_load_ends_and_at_least_once():
     with CanaryWatch(sick, "http://x") as watch:
         while sick.seen < 3:
             sick.asked.wait(1)
-    assert (watch.asked, watch.fault) == (3, "sick")
+    assert (watch.asked, watch.fault) == (3, SICK)
 
 
 def cell(name="a", concurrency=2, ceiling=1e4, **fields) -> Cell:

@@ -18,7 +18,7 @@ LIMITS = Limits(idle_s=30, spinning_s=30, term_s=0.3, release_s=5, poll_s=0.02, 
 
 
 class Canary:
-    def check(self, base_url: str) -> str | None:
+    def check(self, base_url: str) -> None:
         return None
 
 

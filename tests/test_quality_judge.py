@@ -177,14 +177,16 @@ def test_canary_sings_for_a_sound_server_and_not_for_a_broken_one() -> None:
         with serving(Arm(w, noisy(w, 0.1, seed))) as url:
             assert canary.check(url) is None
     with serving(Arm(w, np.roll(w.logits, 1, axis=-1))) as url:
-        assert "must be" in canary.check(url)
+        fault = canary.check(url)
+        assert fault.kind is WrongKind.GARBAGE and "must be" in fault.what
 
     def nulls(reply: dict, _: int) -> None:
         reply["meta_info"]["output_top_logprobs"][0][0][0] = None
 
     with serving(Arm(w, w.logits, nulls)) as url:
-        assert "non-finite" in canary.check(url)
-    assert "p" in canary.check(url)  # the server is gone: said, not raised
+        fault = canary.check(url)
+        assert fault.kind is WrongKind.NAN and "non-finite" in fault.what
+    assert "p" in canary.check(url).what  # the server is gone: said, not raised
 
 
 def test_canary_of_an_unsure_model_is_refused() -> None:

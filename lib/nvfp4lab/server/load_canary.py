@@ -9,18 +9,19 @@ import requests
 
 from nvfp4lab.errors import LabError
 from nvfp4lab.params import Params
+from nvfp4lab.records import WrongKind
 from nvfp4lab.server import arms_reference, arms_scores
 from nvfp4lab.server.arms import Arm
-from nvfp4lab.server.quality import Canary
+from nvfp4lab.server.quality_canary import Canary, Fault
 
 DUTY = 0.25
 PROMPTS = 2  # of the reference's canaries: each check must fit into a short row
 
 
 class Checks(Protocol):
-    """Something that can ask a server and say what was wrong, None for nothing; raises requests.Timeout alone."""
+    """Something that can ask a server and say what was wrong, None for nothing; never raises for the server."""
 
-    def check(self, base_url: str) -> str | None: ...
+    def check(self, base_url: str) -> Fault | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +30,16 @@ class PatternCanary:
 
     tokens: int
 
-    def check(self, base_url: str) -> str | None:
+    def check(self, base_url: str) -> Fault | None:
         for prompt, must_match in arms_scores.CANARIES:
             try:
                 answer = arms_scores.canary(base_url, prompt, must_match, self.tokens)
-            except requests.Timeout:
-                raise
+            except requests.Timeout as error:
+                return Fault(None, f"{prompt!r}: no answer, {error}")
             except (requests.RequestException, ValueError, KeyError) as error:
-                return f"{prompt!r}: no answer, {type(error).__name__}"
+                return Fault(WrongKind.GARBAGE, f"{prompt!r}: no answer, {type(error).__name__}")
             if answer.kind is not None:
-                return f"{prompt!r}: {answer.why}, got {answer.text!r}"
+                return Fault(answer.kind, f"{prompt!r}: {answer.why}, got {answer.text!r}")
         return None
 
 
@@ -59,8 +60,7 @@ class CanaryWatch:
 
     def __init__(self, checks: Checks, url: str):
         self.asked = 0
-        self.fault: str | None = None
-        self.is_silent = False  # the fault is that no answer came at all
+        self.fault: Fault | None = None
         self._checks, self._url = checks, url
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask, daemon=True)
@@ -76,9 +76,6 @@ class CanaryWatch:
     def _ask(self) -> None:
         while self.fault is None and not (self._over.is_set() and self.asked):
             began_s = time.monotonic()
-            try:
-                self.fault = self._checks.check(self._url)
-            except requests.Timeout as error:
-                self.fault, self.is_silent = f"no answer, {error}", True
+            self.fault = self._checks.check(self._url)
             self.asked += 1
             self._over.wait((time.monotonic() - began_s) * (1 - DUTY) / DUTY)

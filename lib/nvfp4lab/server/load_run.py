@@ -24,6 +24,7 @@ from nvfp4lab.server.load_evidence import Cell, Table, Void
 from nvfp4lab.server.load_store import Store
 from nvfp4lab.server.load_telemetry import Telemetry
 from nvfp4lab.server.params import LoadShape
+from nvfp4lab.server.quality_canary import Fault
 
 # Requests against the stub. A run of 10 to 30 ms gave 17,000 tok/s one time and 41,000 the next; these take half a second or more.
 CEILING_TOKENS, CEILING_REQUESTS, CEILING_PER_SLOT = 16_384, 1024, 8
@@ -165,7 +166,7 @@ class _Sweep:
                 run, failed = None, str(error)
         cell.canary_checks += watch.asked
         cell.readings += telemetry.readings
-        return run, _gone(server, "under load") or _why_void(watch, failed, run)
+        return run, _gone(server, "under load") or _why_void(watch.fault, failed, run)
 
 
 def _gone(server: Server, when: str) -> Void | None:
@@ -173,12 +174,10 @@ def _gone(server: Server, when: str) -> Void | None:
     return Void(*arms_judge.why_lost(server, f"{lost} {when}")[:2]) if lost else None
 
 
-def _why_void(watch: CanaryWatch, failed: str | None, run: LoadRun | None) -> Void | None:
+def _why_void(fault: Fault | None, failed: str | None, run: LoadRun | None) -> Void | None:
     """The gravest reason not to count a run: canary silent or wrong, client failed, requests unanswered or cut short."""
-    if watch.is_silent:
-        return Void(Verdict.HANG, f"canary under load: {watch.fault}")
-    if watch.fault:
-        return Void(Verdict.WRONG, f"canary under load: {watch.fault}", WrongKind.GARBAGE)
+    if fault:
+        return Void(Verdict.WRONG if fault.kind else Verdict.HANG, f"canary under load: {fault.what}", fault.kind)
     if failed:
         return Void(Verdict.NOT_RUN, failed)
     if run.unanswered():

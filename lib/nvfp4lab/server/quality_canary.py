@@ -9,6 +9,7 @@ import dataclasses
 import requests
 
 from nvfp4lab.errors import LabError
+from nvfp4lab.records import WrongKind
 from nvfp4lab.server import quality_client as client
 from nvfp4lab.server.quality_distance import Row, is_sound, top1
 from nvfp4lab.server.quality_reference import Floor, Reference
@@ -16,6 +17,14 @@ from nvfp4lab.server.quality_reference import Floor, Reference
 CANARY_MARGIN_NATS = 1.0
 MAX_PROMPT_TOKENS = 128
 MIN_EXPECTED_TOKENS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What was wrong with an answer. kind None: there was none in time."""
+
+    kind: WrongKind | None
+    what: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,20 +57,26 @@ class Canary:
         found.sort(key=lambda prompt: -len(prompt.expected_ids))
         return cls(tuple(found[:count]))
 
-    def check(self, base_url: str) -> str | None:
-        """None when every canary sings, else what was wrong with the first that did not. Raises requests.Timeout alone."""
+    def check(self, base_url: str) -> Fault | None:
+        """None when every canary sings, else what was wrong with the first that did not; never raises for the server."""
         for prompt in self.prompts:
-            try:
-                answer = client.continue_greedily(base_url, prompt.prompt_ids, len(prompt.expected_ids))
-            except requests.Timeout:
-                raise
-            except (LabError, requests.RequestException, ValueError) as error:
-                return f"{prompt.name}: {error}"
-            if not all(map(is_sound, answer.rows)):
-                return f"{prompt.name}: null or non-finite log-probabilities"
-            if answer.token_ids != prompt.expected_ids:
-                return f"{prompt.name}: answered tokens {list(answer.token_ids)}, must be {list(prompt.expected_ids)}"
+            if (fault := _fault(base_url, prompt)) is not None:
+                return dataclasses.replace(fault, what=f"{prompt.name}: {fault.what}")
         return None
+
+
+def _fault(base_url: str, prompt: CanaryPrompt) -> Fault | None:
+    try:
+        answer = client.continue_greedily(base_url, prompt.prompt_ids, len(prompt.expected_ids))
+    except requests.Timeout as error:
+        return Fault(None, f"no answer, {error}")
+    except (LabError, requests.RequestException, ValueError) as error:
+        return Fault(WrongKind.GARBAGE, str(error))
+    if not all(map(is_sound, answer.rows)):
+        return Fault(WrongKind.NAN, "null or non-finite log-probabilities")
+    if answer.token_ids != prompt.expected_ids:
+        return Fault(WrongKind.GARBAGE, f"answered tokens {list(answer.token_ids)}, must be {list(prompt.expected_ids)}")
+    return None
 
 
 def _certain_tokens(rows: tuple[Row, ...], floor_rows: tuple[Row, ...]) -> int:
