@@ -110,6 +110,22 @@ def served(model, moe, gemm, speed, stage="load") -> Evidence:
     return record(stage, f"arm:{model}", numbers=numbers, details=details)
 
 
+def test_a_single_start_tells_no_arms_apart():
+    """Two starts of one arm differed by 1.48 times on an H200; within one start the interval of the requests is narrow."""
+
+    def started(times: int) -> list[Evidence]:
+        return [
+            served("moe", "triton", None, (900.0, "tok/s", 890.0, 910.0, times)),
+            served("moe", "marlin", None, (600.0, "tok/s", 590.0, 610.0, times)),
+        ]
+
+    once, often = decide(QUESTION, started(1)), decide(QUESTION, started(3))
+    assert once.chosen == often.chosen == {"moe": "triton"}
+    assert (once.no_difference, often.no_difference) == (("--moe-runner-backend marlin",), ())
+    assert "of one start alone nobody knows" in once.why
+    assert "of one start" not in often.why
+
+
 TWO_MODELS = [
     served("dense", None, "marlin", (5000.0, "tok/s", 4900.0, 5100.0)),
     served("moe", "marlin", None, (900.0, "tok/s", 850.0, 950.0)),

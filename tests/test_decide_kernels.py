@@ -87,7 +87,7 @@ def test_kernels_are_ranked_over_the_cases_they_share():
     elsewhere = kernel(MARLIN, gemm(1), (0.001, 0.001, 0.001))
     decision = decide(QUESTION, [*TIMED, elsewhere])
     assert decision.chosen == {"fp4_gemm": "flashinfer_cudnn"}
-    assert "marlin was timed on other cases only" in decision.why
+    assert "marlin was timed on other cases, or in another way, only" in decision.why
     other_clock = [kernel(MARLIN, gemm(m), (0.001, 0.001, 0.001), timing_method="cuda_events") for m in (16, 64)]
     assert decide(QUESTION, [*TIMED, *other_clock]).chosen == {"fp4_gemm": "flashinfer_cudnn"}
 

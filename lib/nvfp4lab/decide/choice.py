@@ -70,7 +70,7 @@ def ranked_words(ranking: Ranking) -> str:
     told += [f"beside {', '.join(others)}"] if others else []
     told += [f"no difference to {', '.join(ranking.ties)}"] if ranking.ties else []
     told += ranking.remarks
-    told += [f"{name} was timed on other cases only" for name in ranking.apart]
+    told += [f"{name} was timed on other cases, or in another way, only" for name in ranking.apart]
     return "; ".join(told)
 
 

@@ -47,8 +47,9 @@ def of_servers(arms: Mapping[Hashable, Sequence[Evidence]], tp: int = 1, words: 
     chosen = max(loads, key=lambda load: (load.tp == tp, len(shared[load]), load.concurrency or 0, load.setting))
     speeds = {arm: measured[arm][chosen] for arm in shared[chosen]}
     best = max(speeds, key=lambda arm: speeds[arm].value)
-    ties = tuple(arm for arm in speeds if arm != best and overlap(speeds[arm], speeds[best]))
-    remarks = []
+    ties = tuple(arm for arm in speeds if arm != best and not _told_apart(speeds[arm], speeds[best]))
+    started_once = [arm for arm in (best, *ties) if speeds[arm].n == 1]
+    remarks = ["of one start alone nobody knows by how much the next would differ"] if ties and started_once else []
     for load in sorted(loads - {chosen}, key=lambda load: load.concurrency or 0):
         rivals = [arm for arm in shared[load] if best in shared[load] and _beats(measured[arm][load], measured[best][load])]
         if rivals and load.setting == chosen.setting:
@@ -175,4 +176,9 @@ def _slower_somewhere(best: Hashable, timed: Mapping[Hashable, Measured], common
 
 
 def _beats(one: Number, other: Number) -> bool:
-    return one.value > other.value and not overlap(one, other)
+    return one.value > other.value and _told_apart(one, other)
+
+
+def _told_apart(one: Number, other: Number) -> bool:
+    """Whether two throughputs differ. Of a single start (`n`) the interval is that of its requests and says nothing of starts."""
+    return 1 not in (one.n, other.n) and not overlap(one, other)
