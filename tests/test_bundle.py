@@ -114,6 +114,14 @@ def test_versions_that_do_not_fit_are_named(request_):
     assert wheels.conflicts(request_.site) == ["huggingface-hub 2.4.0 is there, but something asks for <2.0"]
 
 
+@pytest.mark.parametrize("wrong", [{"keep": frozenset({"nothing"})}, {"fixtures": ("smol-nvfp4", "smol-typo")}])
+def test_a_wrong_name_is_said_before_anything_is_fetched(request_, monkeypatch, wrong):
+    monkeypatch.setattr(make, "_install_once", lambda *_: pytest.fail("packages were fetched first"))
+    monkeypatch.setattr(make, "_check_space", lambda *_: None)
+    with pytest.raises(LabError, match="known are|there are: smol-bf16"):
+        make.make(dataclasses.replace(request_, **wrong))
+
+
 def test_trimming_keeps_what_is_asked_for(request_):
     plan = recipe.load()
     kept = dataclasses.replace(request_, keep=frozenset({"flash-attention"}))

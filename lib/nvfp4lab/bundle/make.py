@@ -19,6 +19,7 @@ def make(request: Request, with_kernels: bool = True, say: Callable[[str], None]
     _check_space(request.directory)
     plan = recipe.load()
     wheels.globs(request, plan)  # an unknown --keep is an error now, not after ten minutes
+    _check_fixtures(request)  # nor an unknown --fixture
     _install_once(request, plan, say)
     pins = wheels.read_pins(wheels.fetch_sglang(request))
     built = []
@@ -83,6 +84,14 @@ def _overlay_versions(request: Request) -> list[str]:
             f"{request.site} lacks {', '.join(missing)}: this SGLang is too old for kernels built beforehand; pass --no-kernels"
         )
     return [f"{name}=={found[name]}" for name in wanted]
+
+
+def _check_fixtures(request: Request) -> None:
+    if request.fixtures:
+        from nvfp4lab.nvfp4 import fixtures  # here: imports torch
+
+        for name in request.fixtures:
+            fixtures.check_name(name)
 
 
 def _write_fixtures(request: Request, say: Callable[[str], None]) -> None:

