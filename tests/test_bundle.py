@@ -118,7 +118,7 @@ def test_versions_that_do_not_fit_are_named(request_):
 def test_a_wrong_name_is_said_before_anything_is_fetched(request_, monkeypatch, wrong):
     monkeypatch.setattr(make, "_install_once", lambda *_: pytest.fail("packages were fetched first"))
     monkeypatch.setattr(make, "_check_space", lambda *_: None)
-    with pytest.raises(LabError, match="known are|there are: smol-bf16"):
+    with pytest.raises(LabError, match=r"known are|there are: smol-bf16"):
         make.make(dataclasses.replace(request_, **wrong))
 
 
