@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,9 @@ def test_local_workers_end_in_every_way_and_only_their_own_piece_suffers(tmp_pat
         "toy-9": Verdict.NOT_RUN,
     }
     assert "no such luck" in results["toy-2"].reason
+    assert re.fullmatch(
+        r"needs 64 GPUs and 0\.1 GiB of memory; \d+ GPUs? and \d+\.\d GiB are free on this machine", results["toy-6"].reason
+    )
     assert "died 3 times, the last time with exit status -11" in results["toy-4"].reason
     assert "killed 3 times" in results["toy-8"].reason
     assert pieces_module.published(pieces[7], tmp_path) is None, "who was killed from outside runs again on resume"

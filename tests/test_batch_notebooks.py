@@ -13,7 +13,8 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from nvfp4lab.batch import cleanup, notebooks
+from nvfp4lab import params
+from nvfp4lab.batch import cleanup, notebooks, plan
 from nvfp4lab.batch import run as coordinator
 from nvfp4lab.batch.piece import Piece
 from nvfp4lab.batch.piece import execute as execute_piece
@@ -145,6 +146,14 @@ def test_a_notebook_that_resumes_finds_what_a_killed_attempt_had_measured(lab, t
     assert notebooks.execute(arguments, attempt)[0] is Verdict.OK
     assert (attempt / "ledger.jsonl").exists() is resumes
     assert (attempt / "answers" / "a.json").exists() is resumes
+
+
+def test_reading_does_not_wait_for_the_memory_that_servers_want(tmp_path):
+    """`--only 10` of a params file for a big host must run on a laptop."""
+    path = COMMITTED[0].parents[1] / "params" / "qwen3_5_397b_nvfp4.yaml"
+    needs = {piece.name.partition("_")[0]: piece.needs for piece in plan.of_params([path], [], tmp_path).pieces}
+    assert {needs["10"].memory_gib, needs["40"].memory_gib} == {4.0}
+    assert needs["31"].memory_gib == params.load(path).memory_gib == 64.0
 
 
 def test_a_parameter_that_may_be_none_is_not_called_unknown(tmp_path):

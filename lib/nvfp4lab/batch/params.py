@@ -27,4 +27,6 @@ class BatchParams(pydantic.BaseModel):
     run_dir: Folder = pydantic.Field("outputs/by_hand", description="folder for ledger, logs and artefacts")
     runs: list[Folder] = pydantic.Field(["outputs/by_hand"], min_length=1, description="run folders whose evidence is joined")
     cell_timeout_s: int | None = pydantic.Field(900, ge=1, le=86400, description="limit of one notebook cell")
-    memory_gib: float = pydantic.Field(4.0, gt=0, le=4096, description="host memory a notebook is planned with")
+    memory_gib: float = pydantic.Field(
+        4.0, gt=0, le=4096, description="host memory that a notebook of kernels or servers is planned with; others need 4 at most"
+    )

@@ -15,6 +15,7 @@ from nvfp4lab.batch.piece import Needs, Piece
 from nvfp4lab.errors import LabError
 
 NOTEBOOK_ENTRY = "nvfp4lab.batch.notebooks:execute"
+READING_GIB = 4.0  # of host memory: more than any notebook took that starts no kernel and no server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +72,14 @@ def _piece(stem: str, name: str, about: notebooks.Declared, values: params.Param
         entry=NOTEBOOK_ENTRY,
         arguments={"notebook": name, "parameters": wanted, "cell_timeout_s": values.cell_timeout_s},
         inputs_digest=_digest(notebooks.digest(name), library_digest(), stack_digest()),
-        needs=Needs(gpus=_gpus(about, values), memory_gib=values.memory_gib),
+        needs=Needs(gpus=_gpus(about, values), memory_gib=_memory_gib(about, values)),
         timeout_s=about.timeout_s,
     )
+
+
+def _memory_gib(about: notebooks.Declared, values: params.Params) -> float:
+    """What the params ask for is for kernels and servers; reading, deciding and drawing must not wait for that much."""
+    return values.memory_gib if about.gpus else min(values.memory_gib, READING_GIB)
 
 
 def _gpus(about: notebooks.Declared, values: params.Params) -> int:

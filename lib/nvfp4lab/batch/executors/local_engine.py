@@ -86,6 +86,11 @@ class _Line:
             self._free_gpus += gpus
             self._changed.notify_all()
 
+    def free(self) -> tuple[int, float]:
+        """GPUs and GiB of memory that no piece has."""
+        with self._changed:
+            return len(self._free_gpus), self._free_memory_gib
+
     def clear(self) -> None:
         """Nothing waits any more."""
         with self._changed:
@@ -100,7 +105,7 @@ def _slot(line: _Line, run_dir: Path, stop: int, outcomes: queue.SimpleQueue) ->
             while (taken := line.take()) is not None:
                 piece, gpus = taken
                 if gpus is None:
-                    outcomes.put(_refusal(piece))
+                    outcomes.put(_refusal(piece, line))
                     continue
                 result = execute_in(worker, piece, run_dir, gpus)
                 line.give_back(piece, gpus)
@@ -111,8 +116,10 @@ def _slot(line: _Line, run_dir: Path, stop: int, outcomes: queue.SimpleQueue) ->
         outcomes.put(error)
 
 
-def _refusal(piece: Piece) -> Result:
-    reason = f"needs {piece.needs.gpus} GPUs and {piece.needs.memory_gib:g} GiB of memory, which this machine does not have free"
+def _refusal(piece: Piece, line: _Line) -> Result:
+    gpus, free = piece.needs.gpus, line.free()
+    wanted = ([f"{gpus} GPU{'s' * (gpus != 1)}"] if gpus else []) + [f"{piece.needs.memory_gib:g} GiB of memory"]
+    reason = f"needs {' and '.join(wanted)}; {free[0]} GPU{'s' * (free[0] != 1)} and {free[1]:.1f} GiB are free on this machine"
     return Result(piece.name, piece.digest, Verdict.NOT_RUN, reason, 0.0)
 
 
