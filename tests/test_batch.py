@@ -206,6 +206,16 @@ def test_resume_repeats_nothing_finished_and_retry_repeats_what_failed(tmp_path)
     assert len(list((tmp_path / "run" / "pieces").glob("*.retired-*"))) == 1
 
 
+@pytest.mark.parametrize(
+    ("backend", "code"),
+    [("emulation.gemm_float16", 0), ("emulation.gemm_float32", 1), ("torch.reference_gemm", 1), ("flashinfer.mm_fp4.cudnn", 1)],
+)
+def test_an_emulation_that_must_be_wrong_makes_no_run_fail(tmp_path, backend, code):
+    """Notebook 22 without a GPU shows by them that the gate is awake; every such run had ended with exit code 1."""
+    piece = toy(1, "testify", subject=f"gemm:{backend}:exact_t24:m1n16k16", verdict="wrong", kind="garbage")
+    assert coordinator.run(Plan("toys", ((piece,),)), tmp_path / "run", create("local", workers=1)).exit_code == code
+
+
 def test_asking_again_for_one_notebook_loses_no_other(tmp_path):
     """As `--only 22`, `--only 31` and `--only 40` into one folder."""
     engine, run_dir = create("local", workers=1), tmp_path / "run"

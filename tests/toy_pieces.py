@@ -9,7 +9,7 @@ from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 from nvfp4lab.batch.piece import Needs, Piece
-from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict
+from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict, WrongKind
 
 FAKE_SERVER = Path(__file__).with_name("launch_fake_server.py")
 
@@ -65,8 +65,9 @@ def see(arguments, attempt: Path):
 def testify(arguments, attempt: Path):
     """Leave one record of what was asked for."""
     verdict = Verdict(arguments.get("verdict", "ok"))
-    reason = "" if verdict is Verdict.OK else "asked for"
-    record = Evidence("kernel", f"toy:{arguments['number']}", Target("cpu"), Stack(), verdict, "none", reason)
+    reason, kind = ("", None) if verdict is Verdict.OK else ("asked for", arguments.get("kind"))
+    subject = arguments.get("subject", f"toy:{arguments['number']}")
+    record = Evidence("kernel", subject, Target("cpu"), Stack(), verdict, "none", reason, kind and WrongKind(kind))
     Ledger(attempt / "ledger.jsonl").append(record)
     return Verdict.OK, ""
 

@@ -19,6 +19,7 @@ from nvfp4lab.batch.executors import Executor
 from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.batch.plan import Plan
 from nvfp4lab.batch.progress import Progress
+from nvfp4lab.kernels.controls import is_control
 from nvfp4lab.records import Evidence, Ledger, Verdict
 from nvfp4lab.report import index
 
@@ -37,7 +38,7 @@ class Exit(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """How a run ended. bad: evidence that is wrong, crashed, hung or out of memory."""
+    """How a run ended. bad: evidence that is wrong, crashed, hung or out of memory, but for emulations that must be wrong."""
 
     results: tuple[Result, ...]
     bad: tuple[Evidence, ...]
@@ -78,7 +79,8 @@ def run(plan: Plan, run_dir: Path, executor: Executor, retry_failed: bool = Fals
     ordered = tuple(results.get(piece.digest) or _not_reached(piece) for piece in plan.pieces)
     derive(plan, run_dir)
     records = (record for piece in plan.pieces for record in Ledger(piece.folder(run_dir) / notebooks.LEDGER_FILE))
-    return Summary(ordered, tuple(record for record in records if record.verdict in BAD), interrupted)
+    bad = tuple(record for record in records if record.verdict in BAD and not is_control(record))
+    return Summary(ordered, bad, interrupted)
 
 
 def _wave(wave: Sequence[Piece], run_dir: Path, executor: Executor, retry_failed: bool) -> Iterator[Result]:
