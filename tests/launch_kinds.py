@@ -140,9 +140,9 @@ _READY = {
     "respawns": "",
     "breeds": "",
     "breeds_and_lingers": "",
-    "dies_late": "the server ended by itself, exit code 7",
-    "dies_slowly": "the server ended by itself, exit code 6",
-    "child_keeps_port": "the server ended by itself, exit code 9",
+    "dies_late": "the server ended, exit code 7",
+    "dies_slowly": "the server ended, exit code 6",
+    "child_keeps_port": "the server ended, exit code 9",
     "closes_port": "the server runs, but no longer listens",
 }
 _FAILED = {

@@ -169,7 +169,7 @@ def test_a_start_that_the_machine_spoilt_is_not_run_and_so_tried_again(tmp_path)
     """Seen when a dozen servers were started at once: an ephemeral port was gone when SGLang came to listen on it."""
     log = tmp_path / "x.log"
     log.write_text("Traceback (most recent call last):\ntorch.distributed.DistNetworkError: code: -98, name: EADDRINUSE\n")
-    outcome = Outcome("x", State.FAILED, "the server ended by itself, exit code 1", 1, 2.0, (), log, "serve")
+    outcome = Outcome("x", State.FAILED, "the server ended, exit code 1", 1, 2.0, (), log, "serve")
     verdict, reason, _ = arms_judge.why_failed(outcome)
     assert verdict is Verdict.NOT_RUN and "EADDRINUSE" in reason
     log.write_text("Load weight begin\n")

@@ -196,7 +196,7 @@ def test_an_end_that_is_not_on_record_yet_is_no_sign_of_life(tmp_path, monkeypat
     with fake("dies_slowly", tmp_path) as server:
         while not (lost := server.lost()):
             time.sleep(0.02)
-        assert lost == "the server ended by itself, exit code 6"
+        assert lost == "the server ended, exit code 6"
 
 
 def test_without_a_guard_nobody_knows_the_exit_code(tmp_path):
@@ -207,4 +207,4 @@ def test_without_a_guard_nobody_knows_the_exit_code(tmp_path):
         server._started.first().send(signal.SIGKILL)
         while not (lost := server.lost()):
             time.sleep(0.02)
-        assert lost == "the server ended by itself, and nobody was there to take its exit code"
+        assert lost == "the server ended, and nobody was there to take its exit code"

@@ -180,7 +180,7 @@ def measure(chromium, path, width, change=lambda text: text):
     return json.loads(re.search(r'<pre id="measured">(.*?)</pre>', dom)[1])
 
 
-SENTENCE = "the server ended by itself before it was ready: ValueError: Current platform does not support this quantization"
+SENTENCE = "the server ended before it was ready: ValueError: Current platform does not support this quantization"
 ROW = ("fp4_gemm", "experimental_sgl_trtllm", SENTENCE * 3, "nvfp4lab routes --model-path /a" + "/b" * 60, Verdict.UNSUPPORTED)
 WIDE = table(("op", "backend", "why not", "evidence", "verdict"), [ROW] * 3)
 HEAD = "".join(f"<th>column_{n}, tok/s</th>" for n in range(20))

@@ -49,7 +49,7 @@ def test_no_two_arms_look_alike():
 
 
 def test_a_long_reason_is_wrapped_below_its_bar_and_no_word_touches_its_marker():
-    long = "the server ended by itself before it was ready: ValueError: Current platform does not support this quantization. " * 2
+    long = "the server ended before it was ready: ValueError: Current platform does not support this quantization. " * 2
     rows = [record(f"arm-{n}", Verdict.UNSUPPORTED, long, timeline=LIFE) for n in range(4)] + ROWS
     made = plots.starts(rows)
     made.savefig(io.BytesIO())  # lays out

@@ -156,11 +156,11 @@ class Server:
             is_ending = first is not None and not (first.alive() and processes_table.has_files(first))
             limit_s = max(DYING_S, self.limits.kill_s) if is_ending else DYING_S
         if code is not None:
-            return f"the server ended by itself, {_exit_words(code)}"
+            return f"the server ended, {_exit_words(code)}"
         if not is_ending:
             return f"the server runs, but no longer listens on port {self.port}"
         if not first.alive():
-            return "the server ended by itself, and nobody was there to take its exit code"
+            return "the server ended, and nobody was there to take its exit code"
         return f"the server began to end by itself and is not gone after {time.monotonic() - began_s:.0f} s"
 
     def stop(self) -> Ending:
@@ -215,7 +215,7 @@ class Server:
         """(final state, reason), or None while the start goes on."""
         code = self._started.exit_code()
         if code is not None:
-            return State.FAILED, f"the server ended by itself before it was ready, {_exit_words(code)}"
+            return State.FAILED, f"the server ended before it was ready, {_exit_words(code)}"
         if processes_table.is_listened_to(self.port):
             # Taken anew: whoever listens may have been forked since `family` was.
             self._held |= processes_table.listeners(self._started.family())
@@ -307,4 +307,5 @@ def _listened(ports: set[int]) -> set[int]:
 
 
 def _exit_words(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    """SGLang kills its own process tree when a rank fails, so a signal is most often the server's own."""
+    return f"killed by signal {-code}, which the lab did not send" if code < 0 else f"exit code {code}"
