@@ -30,17 +30,15 @@ AS_CALLED = "as SGLang calls it"
 # Qwen3-30B-A3B whole, and split over four GPUs where SGLang's choice for the dense kernel changes; a MoE of few experts.
 MOE_SHAPES = (MoeShape(16, 2048, 768, 128, 8), MoeShape(256, 2048, 768, 8, 2))
 DENSE_SHAPES = (GemmShape(16, 2048, 4096), GemmShape(16, 1280, 2048), GemmShape(256, 2048, 4096))
+# Arguments that replace SGLang's own, by the words for them.
+MOE_WAYS: dict[str, dict[str, bool]] = {
+    AS_CALLED: {},
+    "fp32, no atomics": {"use_atomic_add": False},
+    "bf16, no atomics": {"use_atomic_add": False, "use_fp32_reduce": False},
+}
+DENSE_WAYS = {"atomics": True, "fp32, no atomics": False}
 TIMED_MOE = tuple(MoeShape(tokens, 2048, 768, 128, 8) for tokens in (1, 16, 64, 4096))
 TIMED_DENSE = tuple(GemmShape(m, n, 2048) for n in (1280, 5120) for m in (1, 16, 64, 4096))
-
-
-def moe_ways() -> dict[str, dict[str, bool]]:
-    """Arguments that replace SGLang's own, by the words for them."""
-    return {
-        AS_CALLED: {},
-        "fp32, no atomics": {"use_atomic_add": False},
-        "bf16, no atomics": {"use_atomic_add": False, "use_fp32_reduce": False},
-    }
 
 
 @contextlib.contextmanager
@@ -70,14 +68,16 @@ def dense_reduction(use_atomic_add: bool) -> Iterator[None]:
 def ways_of(backend: str) -> dict[str, contextlib.AbstractContextManager]:
     """Each way to add up, as a context in which SGLang uses it."""
     if backend == MOE:
-        return {words: moe_reduction(**arguments) for words, arguments in moe_ways().items()}
-    forced = {words: dense_reduction(choice) for words, choice in (("atomics", True), ("fp32, no atomics", False))}
-    return {AS_CALLED: contextlib.nullcontext()} | forced
+        return {words: moe_reduction(**arguments) for words, arguments in MOE_WAYS.items()}
+    return {AS_CALLED: contextlib.nullcontext()} | {words: dense_reduction(choice) for words, choice in DENSE_WAYS.items()}
 
 
 def rows(backend: str, shape: Shape, probe: str, is_timed: bool) -> Iterator[dict[str, Any]]:
-    """One row a reduction. A row that fails in another way than by its verdict says so, and ends the rest only if the device
-    is of no use after it: then whatever came next would be blamed for it."""
+    """One row a reduction.
+
+    A row that fails in another way than by its verdict says so, and ends the rest only if the device is of no use after it:
+    then whatever came next would be blamed for it.
+    """
     case = Case(backend, probe, shape)
     for words, forced in ways_of(backend).items():
         row = {"shape": shape.label, "probe": probe, "reduction": words}

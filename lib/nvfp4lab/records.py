@@ -29,6 +29,10 @@ class Verdict(enum.StrEnum):
     NOT_RUN = "not_run"  # we did not try; the reason says why
 
 
+# It was tried, and what came of it may not be used.
+BAD = frozenset({Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM})
+
+
 class WrongKind(enum.StrEnum):
     """How a wrong result is wrong."""
 

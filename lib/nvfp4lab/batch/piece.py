@@ -89,12 +89,14 @@ def published(piece: Piece, run_dir: Path) -> Result | None:
     return _result_in(piece.folder(run_dir))
 
 
-def published_besides(names: Collection[str], run_dir: Path) -> list[Result]:
-    """Results in `run_dir` of pieces of other names, by name: of several of one name the last."""
-    folders = [folder for folder in (run_dir / "pieces").glob("*") if "." not in folder.name]  # no attempt, none retired
+def published_besides(pieces: Collection[Piece], run_dir: Path) -> list[Result]:
+    """Results in `run_dir` of pieces of other names than these, by name: of several of one name the last."""
+    names, own = {piece.name for piece in pieces}, {piece.digest for piece in pieces}
+    others = (folder for folder in (run_dir / "pieces").glob("*") if folder.name not in own)
+    folders = [folder for folder in others if "." not in folder.name]  # no attempt, none retired
     found = sorted(((folder.stat().st_mtime_ns, result) for folder in folders if (result := _result_in(folder))), key=itemgetter(0))
-    others = {result.name: result for _, result in found if result.name not in names}
-    return [others[name] for name in sorted(others)]
+    latest = {result.name: result for _, result in found if result.name not in names}
+    return [latest[name] for name in sorted(latest)]
 
 
 def _result_in(folder: Path) -> Result | None:

@@ -20,11 +20,10 @@ from nvfp4lab.batch.piece import Piece, Result
 from nvfp4lab.batch.plan import Plan
 from nvfp4lab.batch.progress import Progress
 from nvfp4lab.kernels.controls import is_control
-from nvfp4lab.records import Evidence, Ledger, Verdict
+from nvfp4lab.records import BAD, Evidence, Ledger, Verdict
 from nvfp4lab.report import index
 
 DERIVE_EVERY_S = 2.0  # rewriting what the folder shows costs time that grows with the run: at most 2 % of it
-BAD = frozenset({Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM})
 
 
 class Exit(enum.IntEnum):
@@ -101,11 +100,13 @@ def derive(plan: Plan, run_dir: Path) -> None:
 
     Pieces of an earlier plan that this one does not name (`--only`) come first: asking again for one notebook loses no other.
     """
-    others = pieces_module.published_besides({piece.name for piece in plan.pieces}, run_dir)
+    others = pieces_module.published_besides(plan.pieces, run_dir)
     results = [*others, *(pieces_module.published(piece, run_dir) or _not_reached(piece) for piece in plan.pieces)]
     lines = []
     for result in results:
         folder = run_dir / "pieces" / result.digest
+        if not folder.exists():
+            continue
         for record in Ledger(folder / notebooks.LEDGER_FILE):
             artefacts = tuple(f"pieces/{result.digest}/{path}" for path in record.artefacts)
             lines.append(dataclasses.replace(record, artefacts=artefacts).to_json() + "\n")

@@ -60,9 +60,10 @@ def _run_dir(args: argparse.Namespace, coordinator) -> Path:
     if args.out:
         if args.out.exists() and not args.out.is_dir():
             raise LabError(f"{args.out} is a file; --out needs a folder, an empty or a new one")
-        if (args.out / "plan.json").exists() and not (args.resume or args.retry):
+        holds_run = (args.out / "plan.json").exists()
+        if holds_run and not (args.resume or args.retry):
             raise LabError(f"{args.out} holds a run already; add --resume to go on with it", exit_code=2)
-        if (args.out / "ledger.jsonl").exists() and not (args.out / "plan.json").exists():
+        if not holds_run and (args.out / "ledger.jsonl").exists():
             raise LabError(
                 f"{args.out}/ledger.jsonl holds records of work by hand, which a run would replace; choose another --out"
             )

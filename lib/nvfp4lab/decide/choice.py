@@ -11,8 +11,8 @@ from nvfp4lab.decide import speeds
 from nvfp4lab.decide.attribution import Attribution
 from nvfp4lab.decide.question import OPS, Question, model_of
 from nvfp4lab.decide.speeds import Ranking
-from nvfp4lab.decide.standing import BAD, Standing, doubt
-from nvfp4lab.records import Evidence, Verdict
+from nvfp4lab.decide.standing import Standing, doubt
+from nvfp4lab.records import BAD, Evidence, Verdict
 
 Arm = tuple[tuple[str, str], ...]  # ((op, backend), ...), sorted
 Arms = Mapping[Arm, Sequence[Evidence]]

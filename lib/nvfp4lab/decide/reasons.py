@@ -8,8 +8,8 @@ from nvfp4lab.decide.attribution import Attribution
 from nvfp4lab.decide.choice import Choice, kernel_ranking
 from nvfp4lab.decide.question import OPS, Question
 from nvfp4lab.decide.speeds import interval
-from nvfp4lab.decide.standing import BAD, Confidence, Standing, doubt, kernel_failures, outcome
-from nvfp4lab.records import Evidence, Verdict
+from nvfp4lab.decide.standing import Confidence, Standing, doubt, kernel_failures, outcome
+from nvfp4lab.records import BAD, Evidence, Verdict
 
 
 @dataclasses.dataclass(frozen=True)

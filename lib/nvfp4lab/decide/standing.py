@@ -8,7 +8,6 @@ from nvfp4lab.decide.attribution import Attribution, Auto
 from nvfp4lab.decide.question import OPS, case_of
 from nvfp4lab.records import Evidence, Verdict, WrongKind
 
-BAD = frozenset({Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM})
 NOT_FOR_EVERY_SHAPE = frozenset({Verdict.UNSUPPORTED, Verdict.OOM})
 LESS_EXACT = frozenset({WrongKind.INEXACT, WrongKind.DEGRADED})
 

@@ -7,12 +7,10 @@ from pathlib import Path
 import pandas as pd
 
 from nvfp4lab.kernels import plan, sweep_run
-from nvfp4lab.kernels.sweep import case_hash
+from nvfp4lab.kernels.sweep import case_hash, latest
 from nvfp4lab.params import Params
-from nvfp4lab.records import Evidence, Ledger, Verdict
+from nvfp4lab.records import BAD, Evidence, Ledger, Verdict
 from nvfp4lab.stack import capture, here
-
-FAILURES = (Verdict.WRONG, Verdict.CRASH, Verdict.HANG, Verdict.OOM)
 
 
 def collect(p: Params, *ops: str) -> list[Evidence]:
@@ -24,8 +22,8 @@ def collect(p: Params, *ops: str) -> list[Evidence]:
     for _ in sweep_run.collect(p, cases):
         pass
     stack = capture()
-    latest = {row.details.get("case_hash"): row for row in sweep_run.sweep_of(p, here(), stack).ledger if row.stage == "kernel"}
-    return [latest[name] for name in (case_hash(case, stack) for case in cases) if name in latest]
+    rows = latest(sweep_run.sweep_of(p, here(), stack).ledger)
+    return [rows[name] for name in (case_hash(case, stack) for case in cases) if name in rows]
 
 
 def beside_source(p: Params, rows: Sequence[Evidence]) -> str:
@@ -61,7 +59,7 @@ def failures(rows: Sequence[Evidence]) -> str:
     """One paragraph for each way in which a backend fails: what failed, why, the line that repeats it, where else it fails so."""
     alike: dict[tuple, list[Evidence]] = {}
     for row in rows:
-        if row.verdict in FAILURES:
+        if row.verdict in BAD:
             kernel, probe, ways = backend_of(row), row.details["case"]["probe"], row.subject.split(":")[4:]
             alike.setdefault((row.verdict, row.kind, kernel, probe, *ways), []).append(row)
     told = []

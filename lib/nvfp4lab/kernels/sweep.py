@@ -30,10 +30,14 @@ def case_hash(case: Case, stack: Stack) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def latest(ledger: Ledger) -> dict[str, Evidence]:
+    """Case hash -> its latest record."""
+    return {row.details["case_hash"]: row for row in ledger if row.stage == "kernel" and "case_hash" in row.details}
+
+
 def finished(ledger: Ledger) -> dict[str, Evidence]:
-    """Case hash -> its latest record, for every case that was tried. What was not run is to be tried again."""
-    rows = {row.details["case_hash"]: row for row in ledger if row.stage == "kernel" and "case_hash" in row.details}
-    return {name: row for name, row in rows.items() if row.verdict is not Verdict.NOT_RUN}
+    """The same for every case that was tried. What was not run is to be tried again."""
+    return {name: row for name, row in latest(ledger).items() if row.verdict is not Verdict.NOT_RUN}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -160,7 +160,8 @@ def _timed(
 ) -> tuple[list[float], str, str]:
     """(times in ms, method, why no better one). A timer that fails says nothing about the kernel."""
     why = [] if bench else ["flashinfer.testing is not installed."]
-    for use_cuda_graph in ([True, False] if as_graph else [False]) if bench else []:
+    ways = () if bench is None else (True, False) if as_graph else (False,)
+    for use_cuda_graph in ways:
         try:
             times_ms, fallen = _by_flashinfer(bench, call, device, use_cuda_graph)
         except torch.OutOfMemoryError:

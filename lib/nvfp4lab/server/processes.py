@@ -51,13 +51,16 @@ class Started:
 
     def exit_code(self) -> int | None:
         """Exit code of the server's first process (negative: the signal that ended it); None while it runs."""
-        rows = (row for row in _rows(self.run_dir) if row["marker"] == self.marker)
-        return next((row["exit_code"] for row in rows if row["event"] == "exited"), None)
+        row = self._recorded("exited")
+        return row["exit_code"] if row else None
 
     def first(self) -> ProcessId | None:
         """The server's first process; None before it exists."""
-        rows = (row for row in _rows(self.run_dir) if row["marker"] == self.marker)
-        return next((ProcessId(row["pid"], row["start_ticks"]) for row in rows if row["event"] == "started"), None)
+        row = self._recorded("started")
+        return ProcessId(row["pid"], row["start_ticks"]) if row else None
+
+    def _recorded(self, event: str) -> dict | None:
+        return next((row for row in _rows(self.run_dir) if row["marker"] == self.marker and row["event"] == event), None)
 
 
 def start(

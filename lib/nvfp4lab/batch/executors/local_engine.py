@@ -117,10 +117,15 @@ def _slot(line: _Line, run_dir: Path, stop: int, outcomes: queue.SimpleQueue) ->
 
 
 def _refusal(piece: Piece, line: _Line) -> Result:
-    gpus, free = piece.needs.gpus, line.free()
-    wanted = ([f"{gpus} GPU{'s' * (gpus != 1)}"] if gpus else []) + [f"{piece.needs.memory_gib:g} GiB of memory"]
-    reason = f"needs {' and '.join(wanted)}; {free[0]} GPU{'s' * (free[0] != 1)} and {free[1]:.1f} GiB are free on this machine"
+    free_gpus, free_gib = line.free()
+    wanted = f"{_gpus(piece.needs.gpus)} and " if piece.needs.gpus else ""
+    wanted += f"{piece.needs.memory_gib:g} GiB of memory"
+    reason = f"needs {wanted}; {_gpus(free_gpus)} and {free_gib:.1f} GiB are free on this machine"
     return Result(piece.name, piece.digest, Verdict.NOT_RUN, reason, 0.0)
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def create(workers: int | None = None) -> LocalExecutor:

@@ -1,5 +1,6 @@
 """TRT-LLM's FP4 block-scale MoE through FlashInfer: with the routing given, and routing for itself. Weights by SGLang's shuffle."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,28 +36,9 @@ def _prepare_trtllm(problem: MoeProblem) -> dict[str, Any]:
 def _launch_trtllm_routed(prepared: dict[str, Any], problem: MoeProblem, out: torch.Tensor) -> Launch:
     from flashinfer.fused_moe import trtllm_fp4_block_scale_routed_moe
 
-    packed = problem.activations.packed()
     weight_bits = problem.topk_weights.bfloat16().view(torch.int16).int() & 0xFFFF
     routing = (problem.topk_ids << 16) | weight_bits
-
-    def launch() -> torch.Tensor:
-        result = trtllm_fp4_block_scale_routed_moe(
-            topk_ids=routing,
-            hidden_states=packed.codes,
-            hidden_states_scale=packed.block_scale,
-            num_experts=problem.experts_global,
-            top_k=problem.topk_ids.shape[1],
-            local_expert_offset=problem.expert_offset,
-            local_num_experts=problem.experts,
-            routed_scaling_factor=None,
-            routing_method_type=RENORMALISE,
-            output=out,
-            **_NOT_GIVEN,
-            **prepared,
-        )
-        return _first(result)
-
-    return launch
+    return _launch(trtllm_fp4_block_scale_routed_moe, problem, prepared | {"topk_ids": routing, "output": out})
 
 
 def _launch_trtllm_logits(prepared: dict[str, Any], problem: MoeProblem, out: torch.Tensor) -> Launch:
@@ -66,14 +48,16 @@ def _launch_trtllm_logits(prepared: dict[str, Any], problem: MoeProblem, out: to
     """
     from flashinfer.fused_moe import trtllm_fp4_block_scale_moe
 
-    packed = problem.activations.packed()
-    logits = torch.full((packed.codes.shape[0], problem.experts_global), NOT_CHOSEN, device=problem.device)
+    logits = torch.full((problem.topk_ids.shape[0], problem.experts_global), NOT_CHOSEN, device=problem.device)
     logits.scatter_(1, problem.topk_ids.long(), problem.topk_weights.log().clamp(min=NO_WEIGHT))
-    logits = logits.bfloat16()
+    return _launch(trtllm_fp4_block_scale_moe, problem, prepared | {"routing_logits": logits.bfloat16()})
 
-    def launch() -> torch.Tensor:
-        result = trtllm_fp4_block_scale_moe(
-            routing_logits=logits,
+
+def _launch(kernel: Callable[..., Any], problem: MoeProblem, own: dict[str, Any]) -> Launch:
+    """own: the weights, and what one of the two kernels takes and the other does not."""
+    packed = problem.activations.packed()
+    return lambda: _first(
+        kernel(
             hidden_states=packed.codes,
             hidden_states_scale=packed.block_scale,
             num_experts=problem.experts_global,
@@ -83,11 +67,9 @@ def _launch_trtllm_logits(prepared: dict[str, Any], problem: MoeProblem, out: to
             routed_scaling_factor=None,
             routing_method_type=RENORMALISE,
             **_NOT_GIVEN,
-            **prepared,
+            **own,
         )
-        return _first(result)
-
-    return launch
+    )
 
 
 def _first(result: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
