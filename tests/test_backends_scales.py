@@ -99,6 +99,36 @@ def trtllm_that_routes(problems):
     return kernel
 
 
+def trtllm_that_is_routed(problems):
+    """Expert above, bf16 weight below in one int32; the answer is written where it was asked for."""
+
+    def kernel(*, topk_ids, output, top_k, **given):
+        assert topk_ids.dtype is torch.int32 and topk_ids.shape[1] == top_k and given["routing_method_type"] == 1
+        weights = (topk_ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).float()
+        routed = dataclasses.replace(problems[-1], topk_ids=topk_ids >> 16, topk_weights=weights)
+        return [output.copy_(reference.moe(routed, torch.empty_like(output)))]
+
+    return kernel
+
+
+@pytest.mark.parametrize("probe", ["exact_moe", "expert_number", "realistic_moe"])
+def test_a_sound_kernel_that_is_given_its_routing_is_right_and_writes_the_output(flashinfer, monkeypatch, probe):
+    problems = []
+    moe = types.ModuleType("flashinfer.fused_moe")
+    moe.trtllm_fp4_block_scale_routed_moe = trtllm_that_is_routed(problems)
+    monkeypatch.setitem(sys.modules, moe.__name__, moe)
+    found = backends.find("flashinfer.trtllm_fp4_block_scale_routed_moe")
+    backend = dataclasses.replace(found, prepare_with=lambda problem: {})
+
+    def kernel(problem, out):
+        problems.append(problem)
+        result = base.run(backend, backend.prepare(problem), problem, out)
+        assert result.data_ptr() == out.data_ptr()
+        return result
+
+    assert probes.find(probe).build(SHAPE, 0, "cpu", cases._form(found)).judge(kernel).verdict is Verdict.OK
+
+
 @pytest.mark.parametrize("topk", [2, 4, 5])
 @pytest.mark.parametrize("probe", [name for name, probe in probes.PROBES.items() if probe.op == "moe"])
 def test_a_sound_kernel_that_routes_for_itself_is_right(flashinfer, monkeypatch, probe, topk):
