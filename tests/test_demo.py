@@ -36,17 +36,20 @@ def demo(root, tmp_path_factory) -> Path:
 class TestDemo:
     def test_every_stage_left_evidence_and_the_servers_are_right(self, demo):
         records = list(Ledger(demo / "ledger.jsonl"))
-        assert {"source", "server"} <= {record.stage for record in records}
+        assert {"source", "server", "load"} <= {record.stage for record in records}
         servers = [record for record in records if record.stage == "server"]
         assert len(servers) >= 2
         assert {record.verdict for record in servers} == {Verdict.OK}
+        loads = [record for record in records if record.stage == "load"]
+        assert len({record.subject for record in loads}) == 2 and {record.verdict for record in loads} == {Verdict.OK}
+        assert all(record.number("output_tok_s").value > 0 for record in loads)
         assert all(record.repro for record in records)
         assert all(record.stack != Stack() for record in records), "a verdict without the stack it holds for"
         assert all(record.stack.sglang and record.stack.torch and record.stack.machine for record in servers)
 
     def test_every_file_it_promises_is_there(self, demo):
         names = [row["name"] for row in json.loads((demo / "plan.json").read_text())["pieces"]]
-        assert [name.split(".")[0][:2] for name in names] == ["00", "10", "20", "31", "40"]
+        assert [name.split(".")[0][:2] for name in names] == ["00", "10", "20", "30", "31", "32", "40"]
         for name in names:
             assert (demo / f"{name}.html").exists()
             assert (demo / f"{name}.ipynb").exists()
