@@ -25,7 +25,7 @@ demo: setup
 	$(BIN)/nvfp4lab run params/cpu_demo.yaml
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -193,10 +193,52 @@ def test_build_is_whole_or_absent(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_other_content_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "thesis.txt").write_text("mine")
     with pytest.raises(LabError, match="not a fixture"):
-        fixtures_write.build_once(tmp_path, "r", lambda part: None)
-    assert (tmp_path / "thesis.txt").read_text() == "mine"
+        fixtures_write.build_once(ours, "r", lambda part: None)
+    assert (ours / "thesis.txt").read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [ours], "a refusal leaves no lock file"
+
+
+def test_a_checkpoint_that_the_cache_has_is_copied(tmp_path: Path, monkeypatch, built) -> None:
+    cached = built("smol-bf16")
+    monkeypatch.setattr(fixtures, "_fill", lambda *_: pytest.fail("built again"))
+    copy = fixtures.build("smol-bf16", tmp_path / "copy")
+    assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in cached.iterdir())
+    for name in ("model.safetensors", "tokenizer.json", fixtures_write.MANIFEST_NAME):
+        assert (copy / name).read_bytes() == (cached / name).read_bytes()
+        assert (copy / name).stat().st_ino != (cached / name).stat().st_ino, "writing into a copy must not change the cache"
+
+
+def test_only_a_whole_build_of_the_same_recipe_is_copied(tmp_path: Path, monkeypatch) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    fixtures_write.build_once(source, "r", lambda part: (part / "a.txt").write_text("whole"))
+    target.mkdir()
+    with monkeypatch.context() as patched:  # nothing of a gigabyte is moved to be thrown away
+        patched.setattr(fixtures_write.shutil, "copytree", lambda *_, **__: pytest.fail("copied"))
+        assert not fixtures_write.copied(source, target, "another recipe")
+        assert not fixtures_write.copied(tmp_path / "nowhere", target, "r")
+    assert fixtures_write.copied(source, target, "r") and (target / "a.txt").read_text() == "whole"
+    (target / "a.txt").unlink()
+    (target / fixtures_write.MANIFEST_NAME).unlink()
+    (source / "a.txt").write_text("truncat")
+    assert not fixtures_write.copied(source, target, "r") and list(target.iterdir()) == []
+
+
+def test_a_source_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, monkeypatch) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    fixtures_write.build_once(source, "r", lambda part: (part / "a.txt").write_text("whole"))
+    target.mkdir()
+    copytree = fixtures_write.shutil.copytree
+
+    def disturbed(*given, **named):
+        copytree(*given, **named)
+        (target / "a.txt").write_text("hal")
+
+    monkeypatch.setattr(fixtures_write.shutil, "copytree", disturbed)
+    assert not fixtures_write.copied(source, target, "r") and list(target.iterdir()) == []
 
 
 def test_moe_nvfp4_keeps_all_but_routed_experts_in_bf16(built) -> None:

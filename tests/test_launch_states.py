@@ -99,6 +99,7 @@ def test_ports_are_below_the_ephemeral_range_free_and_handed_out_once():
 def test_a_port_that_is_taken_is_not_handed_out(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        port, free = taken.getsockname()[1], launch.fresh_port()
-        monkeypatch.setattr(launch.random.SystemRandom, "sample", lambda *_: [port, free, free + 1])
-        assert launch.fresh_port() == free + 1, "the first is taken, the second was handed out"
+        port, free, other = taken.getsockname()[1], launch.fresh_port(), launch.fresh_port()
+        monkeypatch.setattr(launch, "_HANDED_OUT", {free})
+        monkeypatch.setattr(launch.random.SystemRandom, "sample", lambda *_: [port, free, other])
+        assert launch.fresh_port() == other, "the first is taken, the second was handed out"

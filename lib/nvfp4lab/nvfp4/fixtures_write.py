@@ -38,6 +38,7 @@ def build_once(directory: Path, recipe: str, fill: Callable[[Path], None]) -> Pa
     Safe with concurrent builders (a lock file beside it, freed by the system when its holder dies) and with being
     killed: leftovers are temporary folders only. Raises LabError when `directory` holds something that is not ours.
     """
+    _refuse_foreign(directory)  # once more under the lock; here so that a refusal leaves no lock file beside it
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _locked(directory.with_name(f".{directory.name}.lock")):
         if _is_whole(directory, recipe):
@@ -57,6 +58,19 @@ def build_once(directory: Path, recipe: str, fill: Callable[[Path], None]) -> Pa
             shutil.rmtree(part, ignore_errors=True)
             raise
     return directory
+
+
+def copied(source: Path, directory: Path, recipe: str) -> bool:
+    """Whether the empty folder `directory` now holds a copy of `source`, a whole build of `recipe`; if not, it is empty again."""
+    if not _is_whole(source, recipe):
+        return False
+    with contextlib.suppress(OSError):  # another build may replace the source meanwhile; shutil.Error is an OSError
+        shutil.copytree(source, directory, dirs_exist_ok=True)
+        if _is_whole(directory, recipe):
+            return True
+    shutil.rmtree(directory)
+    directory.mkdir()
+    return False
 
 
 def write_model(directory: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], tokenizer: Any) -> None:

@@ -5,7 +5,6 @@ import io
 from pathlib import Path
 
 from nvfp4lab.errors import LabError
-from nvfp4lab.source.fetch import cache_dir
 
 
 def model_folder(model: str) -> Path:
@@ -18,7 +17,7 @@ def model_folder(model: str) -> Path:
     if model not in fixtures.FIXTURES:
         known = ", ".join(fixtures.FIXTURES)
         raise LabError(f"{model}: neither a checkpoint folder (no config.json there) nor a fixture model ({known})")
-    folder = cache_dir() / "models" / model
+    folder = fixtures.cached(model)
     if not (folder / "config.json").exists():
         print(f"{model}: built from its package, once (half a minute)")
     with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the libraries, which no report needs
