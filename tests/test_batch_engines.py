@@ -1,6 +1,7 @@
 """Ray and Slurm for real on one machine: a Ray node killed in mid-run, a submitit job killed in mid-run."""
 
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -30,11 +31,13 @@ def cluster(importable_toys):
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    before = signal.getsignal(signal.SIGTERM)  # a node takes the signal, and keeps it when it is gone
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     ray.init(address=started.address, log_to_driver=False)
     yield started
     ray.shutdown()
     started.shutdown()
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("collect", [True, False], ids=["no shared storage", "shared storage"])

@@ -12,7 +12,7 @@ from nvfp4lab.kernels import backends, probes, reference
 from nvfp4lab.kernels.backends import base
 from nvfp4lab.kernels.case_models import BOUNDARY_M
 from nvfp4lab.kernels.operands import Fp4Operand, ProbeError
-from nvfp4lab.kernels.poison import free_blocks, run_poisoned
+from nvfp4lab.kernels.poison import Segment, free_blocks, graph_segments, run_poisoned
 from nvfp4lab.kernels.probes_exact import TIERS, exact_gemm
 from nvfp4lab.kernels.probes_moe import exact_moe
 from nvfp4lab.kernels.probes_realistic import realistic_gemm, realistic_moe
@@ -150,6 +150,18 @@ def test_free_blocks_are_found_largest_first():
     blocks = [[("active_allocated", 512), ("inactive", 2048)], [("inactive", 4096), ("active_pending_free", 9)]]
     snapshot = [{"blocks": [{"state": state, "size": size} for state, size in segment]} for segment in blocks]
     assert free_blocks(snapshot) == [4096, 2048]
+
+
+def test_the_memory_of_one_graph_is_found_whole():
+    """In use or not: before the first replay nothing in it means anything. Other pools hold operands and other graphs."""
+    segments = [
+        {"device": 0, "address": 512, "total_size": 64, "segment_pool_id": (0, 0)},
+        {"device": 1, "address": 1024, "total_size": 128, "segment_pool_id": (0, 7)},
+        {"device": 1, "address": 4096, "total_size": 256, "segment_pool_id": (0, 7)},
+        {"device": 0, "address": 8192, "total_size": 32, "segment_pool_id": (0, 8)},
+    ]
+    assert graph_segments(segments, (0, 7)) == [Segment(1, 1024, 128), Segment(1, 4096, 256)]
+    assert graph_segments(segments, (0, 9)) == []
 
 
 def test_a_quantiser_that_writes_nothing_is_told():

@@ -4,6 +4,7 @@ Without it a kernel with an empty body can pass: the allocator hands it a block 
 with FlashInfer's nvfp4_quantize on an H200, whose body is compiled away for SM90.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,37 @@ def free_blocks(snapshot: Sequence[dict[str, Any]]) -> list[int]:
     return sorted(
         (block["size"] for segment in snapshot for block in segment["blocks"] if block["state"] == "inactive"), reverse=True
     )
+
+
+def poison_graph_memory(graph: torch.cuda.CUDAGraph) -> None:
+    """Fill the memory that a captured graph keeps for itself; call it before its first replay, when nothing there means anything.
+
+    A fused kernel's intermediate results live there. One that a launch of the graph leaves unwritten could still hold what an
+    earlier graph of the same call wrote to the same place, and the final result would be right.
+    """
+    torch.cuda.synchronize()
+    for segment in graph_segments(torch.cuda.memory_snapshot(), graph.pool()):
+        torch.as_tensor(segment, device=torch.device("cuda", segment.device)).fill_(POISON_BYTE)
+    torch.cuda.synchronize()
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """`size` bytes of one GPU's memory, which torch reads by the CUDA array interface."""
+
+    device: int
+    address: int
+    size: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+
+def graph_segments(snapshot: Sequence[dict[str, Any]], pool: Sequence[int]) -> list[Segment]:
+    """The segments in `torch.cuda.memory_snapshot()` that belong to the pool of that id."""
+    ours = (segment for segment in snapshot if tuple(segment["segment_pool_id"]) == tuple(pool))
+    return [Segment(segment["device"], segment["address"], segment["total_size"]) for segment in ours]
 
 
 def untouched_share(output: torch.Tensor) -> float:

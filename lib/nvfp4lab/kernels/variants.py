@@ -12,6 +12,7 @@ import torch
 from nvfp4lab.errors import LabError
 from nvfp4lab.kernels.backends.base import Backend, Launch, kernel_of, weights_key
 from nvfp4lab.kernels.operands import Problem, take_rows
+from nvfp4lab.kernels.poison import POISON_BYTE, poison_graph_memory
 from nvfp4lab.kernels.reference import Kernel
 
 STREAMS, ROUNDS = 4, 8
@@ -61,7 +62,7 @@ def _cuda_graph(backend: Backend, problem: Problem) -> Kernels:
 
 
 def replayed(launch: Launch) -> torch.Tensor:
-    """What one replay of the launch writes, captured in a CUDA graph, into an output that was poisoned after the capture."""
+    """What one replay of the launch, captured in a CUDA graph, writes into memory that was poisoned after the capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -70,7 +71,8 @@ def replayed(launch: Launch) -> torch.Tensor:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = launch()
-    result.fill_(float("nan") if result.is_floating_point() else 0xA5)
+    result.fill_(float("nan") if result.is_floating_point() else POISON_BYTE)
+    poison_graph_memory(graph)
     graph.replay()
     torch.cuda.synchronize()
     return result.clone()  # memory of the graph's own pool goes with the graph
