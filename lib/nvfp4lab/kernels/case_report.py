@@ -14,16 +14,17 @@ from nvfp4lab.stack import capture, here
 
 
 def collect(p: Params, *ops: str) -> list[Evidence]:
-    """Evidence of every planned case of these operations, in the order planned; cases without a record are run first.
+    """Evidence of every planned case of these operations, in the order planned, then of what `plan_ladder` added.
 
-    Raises LabError if the gate is not sound here.
+    Cases without a record are run first. Raises LabError if the gate is not sound here.
     """
     cases = [case for case in plan.cases(p) if case.shape.op in ops]
     for _ in sweep_run.collect(p, cases):
         pass
     stack = capture()
     rows = latest(sweep_run.sweep_of(p, here(), stack).ledger)
-    return [rows[name] for name in (case_hash(case, stack) for case in cases) if name in rows]
+    told = (*cases, *sweep_run.narrower(p, cases))
+    return [rows[name] for name in (case_hash(case, stack) for case in told) if name in rows]
 
 
 def beside_source(p: Params, rows: Sequence[Evidence]) -> str:

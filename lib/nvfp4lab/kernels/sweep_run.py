@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nvfp4lab.batch.progress import Progress
 from nvfp4lab.errors import LabError
-from nvfp4lab.kernels import certificate, roofline
+from nvfp4lab.kernels import certificate, plan_ladder, roofline
 from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.isolate import Isolator
 from nvfp4lab.kernels.isolate_outcome import Limits
@@ -44,11 +44,16 @@ def sweep_of(p: Params, target: Target, stack: Stack) -> Sweep:
 
 
 def collect(p: Params, cases: Sequence[Case], again: bool = False) -> Iterator[Evidence]:
-    """Run what is pending of `cases` (all of them with `again`), with progress on stderr.
+    """Run what is pending of `cases` (all of them with `again`), then what `plan_ladder` adds, with progress on stderr.
 
     Each evidence is in the run's ledger when it is yielded: first the gate's, then the peaks' if cases are timed, then the
     cases' in the order in which they end. Raises LabError if the gate is not sound here; no case has run then.
     """
+    yield from _collected(p, cases, again)
+    yield from _collected(p, narrower(p, cases), again)
+
+
+def _collected(p: Params, cases: Sequence[Case], again: bool) -> Iterator[Evidence]:
     target, stack = here(), capture()
     sweep = sweep_of(p, target, stack)
     todo = list(dict.fromkeys(cases)) if again else sweep.pending(cases)
@@ -68,11 +73,20 @@ def collect(p: Params, cases: Sequence[Case], again: bool = False) -> Iterator[E
 
 
 def recorded(p: Params, cases: Sequence[Case]) -> list[Evidence]:
-    """What the run's ledger says of `cases` under this stack, in their order: what `collect` leaves out as done."""
+    """What the run's ledger says of `cases`, and of what `plan_ladder` added, in their order: what `collect` leaves out as done."""
+    return list((_done(p, cases) | _done(p, narrower(p, cases))).values())
+
+
+def narrower(p: Params, cases: Sequence[Case]) -> tuple[Case, ...]:
+    """What `plan_ladder` adds to `cases`, from what is on record of them."""
+    return plan_ladder.narrower(cases, {case: row.verdict for case, row in _done(p, cases).items()})
+
+
+def _done(p: Params, cases: Sequence[Case]) -> dict[Case, Evidence]:
     stack = capture()
     done = finished(sweep_of(p, here(), stack).ledger)
-    names = dict.fromkeys(case_hash(case, stack) for case in cases)
-    return [done[name] for name in names if name in done]
+    names = {case: case_hash(case, stack) for case in cases}
+    return {case: done[name] for case, name in names.items() if name in done}
 
 
 def describe(evidence: Evidence) -> str:
