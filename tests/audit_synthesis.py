@@ -253,6 +253,7 @@ def qwen3_5() -> Synthetic:
         for expert in range(EXPERTS):
             mlp(model, f"{prefix}.mlp.experts.{expert}", fp4=layer < LAYERS, scale=0.01 + 0.001 * expert)
     model.bf16("mtp.fc", HIDDEN, 2 * HIDDEN)
+    model.vector("mtp.norm.weight", HIDDEN)  # the embedding is the model's
     model.bf16("model.visual.blocks.0.attn.qkv", 96, 32)
     return model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from audit_synthesis import EXPERTS, FAMILIES, INTER, LAYERS, Synthetic, write_safetensors
+from audit_synthesis import EXPERTS, FAMILIES, HIDDEN, INTER, LAYERS, Synthetic, write_safetensors
 from nvfp4lab.nvfp4.audit import audit
 
 MOE = "model.layers.1.mlp.experts"
@@ -373,6 +373,11 @@ PLANTS = [
     Plant("tensor_missing", "mixtral", "model.layers.1.self_attn.o_proj", drop("model.layers.1.self_attn.o_proj.weight")),
     Plant("tensor_missing", "mixtral", "model.layers.0.block_sparse_moe.gate", drop("model.layers.0.block_sparse_moe.gate.weight")),
     Plant("tensor_missing", "llama", "model.layers.2.input_layernorm", drop("model.layers.2.input_layernorm.weight")),
+    Plant("tensor_missing", "llama", "model.norm.weight", drop("model.norm.weight")),
+    Plant("tensor_missing", "llama", "model.embed_tokens.weight", drop("model.embed_tokens.weight")),
+    Plant("tensor_missing", "qwen3_5", "model.language_model.norm.weight", drop("model.language_model.norm.weight")),
+    Plant("tensor_missing", "llama", "lm_head.weight",
+          lambda model: (drop("lm_head.weight")(model), model.config.update(tie_word_embeddings=False))),
     Plant("tensor_duplicated", "llama", "model.norm.weight", on_disk=stale_shard),
     Plant("shard_missing", "llama", "model-00001-of-00002.safetensors", on_disk=remove_shard),
     Plant("shard_truncated", "llama", "model-00001-of-00002.safetensors", on_disk=cut),
@@ -409,6 +414,42 @@ def test_clean_checkpoints_give_nothing(family: str, shards: int, tmp_path: Path
             assert list(file.keys())
     assert audit(directory).findings == ()
     assert audit(directory, tp=1, ep=1).findings == ()
+
+
+def test_a_vision_tower_needs_no_embedding_and_no_scales_of_a_cache(tmp_path: Path) -> None:
+    model = FAMILIES["llama"]()
+    model.ignore.append("vision_tower*")
+    for layer in range(LAYERS):
+        model.bf16(f"vision_tower.layers.{layer}.self_attn.q_proj", 64, 64)
+    model.vector("vision_tower.norm.weight", 64)
+    assert audit(model.write(tmp_path)).findings == ()
+
+
+def test_ends_of_another_naming_and_a_few_layers_beside_the_model_are_not_missed(tmp_path: Path) -> None:
+    model = FAMILIES["llama"]()
+    for ours, theirs in (("embed_tokens", "embeddings"), ("norm", "norm_f")):
+        model.tensors[f"model.{theirs}.weight"] = model.tensors.pop(f"model.{ours}.weight")
+    model.vector("model.connector.layers.0.input_layernorm.weight", HIDDEN)
+    model.vector("model.connector.norm.weight", HIDDEN)
+    assert audit(model.write(tmp_path)).findings == ()
+
+
+@pytest.mark.parametrize("tie", [None, True])
+def test_a_head_that_is_tied_or_may_be_is_not_missed(tie: bool | None, tmp_path: Path) -> None:
+    model = FAMILIES["llama"]()
+    drop("lm_head.weight")(model)
+    if tie is not None:
+        model.config["tie_word_embeddings"] = tie
+    assert audit(model.write(tmp_path)).findings == ()
+
+
+def test_a_draft_model_takes_its_ends_from_the_model_it_drafts_for(tmp_path: Path) -> None:
+    model = FAMILIES["llama"]()
+    model.config |= {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    drop("lm_head.weight", "model.embed_tokens.weight", *(n for n in model.tensors if ".layers.1." in n or ".layers.2." in n))(
+        model
+    )
+    assert audit(model.write(tmp_path)).findings == ()
 
 
 def test_a_multimodal_prefix_in_quantized_layers_is_understood(tmp_path: Path) -> None:

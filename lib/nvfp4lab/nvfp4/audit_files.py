@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from nvfp4lab.nvfp4.audit_finding import EVERY_BACKEND, Finding
 from nvfp4lab.nvfp4.checkpoint import Checkpoint, Defect
-from nvfp4lab.nvfp4.checkpoint_modules import EXPERT_COUNT_NAMES, LayerKind, Module
+from nvfp4lab.nvfp4.checkpoint_modules import EXPERT_COUNT_NAMES, LayerKind, Module, kind_of
 
 _IN_LAYER = re.compile(r"^(?P<stack>(?:.+\.)?layers)\.(?P<layer>\d+)\.(?P<rest>.+)$")
 _FIX = {
@@ -26,7 +26,7 @@ def findings(checkpoint: Checkpoint, modules: Mapping[str, Module]) -> Iterator[
         yield _finding(defect, file)
     if not checkpoint.is_partial:
         known = {defect.name for defect in checkpoint.defects}
-        absent = [*_absent(checkpoint, modules), *_absent_parts(checkpoint)]
+        absent = [*_absent(checkpoint, modules), *_absent_parts(checkpoint), *_absent_ends(checkpoint)]
         yield from (_finding(defect, "") for defect in absent if not known & {defect.name, f"{defect.name}.weight"})
 
 
@@ -81,3 +81,26 @@ def _absent_parts(checkpoint: Checkpoint) -> Iterator[Defect]:
             layer = next(number for number, found in by_layer.items() if found == often[1][0])
             for part in sorted(often[0][0] - often[1][0]):
                 yield Defect("tensor_missing", f"{stack}.{layer}.{parent}{part}", "every other layer has it")
+
+
+def _absent_ends(checkpoint: Checkpoint) -> Iterator[Defect]:
+    """The embedding, last norm and head of a language model in the naming of Llama; an index would have named them.
+
+    Told only where one of embedding and norm stands beside all declared layers: then it is that naming. Not of a single
+    layer, which is a draft model and takes the ends of the model that it drafts for.
+    """
+    declared = checkpoint.text_config.get("num_hidden_layers") or 0
+    if declared < 2:
+        return
+    stacks: dict[str, set[str]] = collections.defaultdict(set)
+    for name in checkpoint.tensors:
+        if (found := _IN_LAYER.match(name)) and kind_of(name, None) not in (LayerKind.VISION, LayerKind.MTP):
+            stacks[found["stack"].removesuffix("layers")].add(found["layer"])
+    for around in sorted(stack for stack, layers in stacks.items() if len(layers) >= declared):
+        ends = [f"{around}embed_tokens.weight", f"{around}norm.weight"]
+        missing = [name for name in ends if name not in checkpoint.tensors]
+        if len(missing) == 1:
+            yield Defect("tensor_missing", missing[0], "the other end of its stack of layers is stored")
+    tied = {config.get("tie_word_embeddings") for config in (checkpoint.config, checkpoint.text_config)} - {None}
+    if tied == {False} and not any("lm_head." in name for name in checkpoint.tensors):
+        yield Defect("tensor_missing", "lm_head.weight", "config.json does not tie it to the embedding, and no head is stored")

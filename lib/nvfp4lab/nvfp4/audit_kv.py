@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nvfp4lab.nvfp4.audit_finding import Finding, Settings
 from nvfp4lab.nvfp4.audit_scales import is_small_float
 from nvfp4lab.nvfp4.checkpoint import Checkpoint, TensorInfo
+from nvfp4lab.nvfp4.checkpoint_modules import LayerKind, kind_of
 
 _ENDINGS: Mapping[str, tuple[str, ...]] = {
     "k": (".k_scale", ".kv_scale", ".k_proj.output_scale"),
@@ -44,11 +45,11 @@ def findings(checkpoint: Checkpoint, settings: Settings, values: Mapping[str, Se
 
 
 def _by_layer(checkpoint: Checkpoint) -> dict[str, list[tuple[str, TensorInfo]]]:
-    """Layer -> ("k" or "v", scale), for every layer with attention."""
+    """Layer -> ("k" or "v", scale), for every layer with attention but a vision tower's, which has no cache."""
     layers: dict[str, list[tuple[str, TensorInfo]]] = {}
     for name, info in checkpoint.tensors.items():
         layer, attention, _ = name.partition(".self_attn.")
-        if attention:
+        if attention and kind_of(name, None) is not LayerKind.VISION:
             found = layers.setdefault(layer, [])
             found += [(part, info) for part, endings in _ENDINGS.items() if name.endswith(endings)]
     return layers
