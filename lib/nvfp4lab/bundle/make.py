@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from nvfp4lab.bundle import kernels, pack, recipe, wheels
+from nvfp4lab.bundle import kernels, pack, recipe, toolkit, wheels
 from nvfp4lab.bundle.recipe import Recipe, Request
 from nvfp4lab.errors import LabError
 
@@ -20,6 +20,8 @@ def make(request: Request, with_kernels: bool = True, say: Callable[[str], None]
     plan = recipe.load()
     wheels.globs(request, plan)  # an unknown --keep is an error now, not after ten minutes
     _check_fixtures(request)  # nor an unknown --fixture
+    if with_kernels:
+        toolkit.check_target(request.arch)  # nor a compiler that is not here, or that does not know the GPU
     _install_once(request, plan, say)
     pins = wheels.read_pins(wheels.fetch_sglang(request))
     built = []

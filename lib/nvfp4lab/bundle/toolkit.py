@@ -69,6 +69,22 @@ def nvcc_release(home: Path) -> str:
     return found[1]
 
 
+def check_target(arch: str) -> None:
+    """Raises LabError unless there is an nvcc that builds for `arch`, "9.0a" say; asked first, before a gigabyte is fetched."""
+    home = find_cuda_home()
+    release, listed = nvcc_release(home), _targets(home)
+    wanted = "sm_" + arch.rstrip("af").replace(".", "")
+    if listed and wanted not in listed:
+        known = ", ".join(f"{code[3:-1]}.{code[-1]}" for code in listed)
+        raise LabError(f"--arch {arch}: nvcc {release} builds for {known}, with or without an a or f behind it", exit_code=2)
+
+
+def _targets(home: Path) -> list[str]:
+    """Such as "sm_90", as nvcc lists them; [] for one too old to say."""
+    done = subprocess.run([home / "bin/nvcc", "--list-gpu-code"], capture_output=True, text=True)
+    return sorted(re.findall(r"^sm_\d+$", done.stdout, re.MULTILINE), key=lambda code: int(code[3:]))
+
+
 def _driver_stub(scratch: Path) -> Path:
     """Folder with an empty libcuda.so: FlashInfer links against the driver, which only a GPU host has."""
     folder = scratch / "stubs"
