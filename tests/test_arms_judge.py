@@ -176,6 +176,15 @@ def test_a_start_that_the_machine_spoilt_is_not_run_and_so_tried_again(tmp_path)
     assert arms_judge.why_failed(outcome)[0] is Verdict.CRASH, "a log without a failure does not acquit a server that ended"
 
 
+def test_a_refusal_is_told_in_the_servers_own_words_first(root):
+    """The log of a real refusal: SGLang raises, then kills its own processes; a reader wants the first."""
+    log = root / "outputs/examples/h200/logs/moe-nvfp4-triton.log"
+    ended = "the server ended before it was ready, killed by signal 9, which the lab did not send"
+    verdict, reason, _ = arms_judge.why_failed(Outcome("x", State.FAILED, ended, -9, 2.0, (), log, "serve"))
+    assert verdict is Verdict.UNSUPPORTED
+    assert reason.startswith("ValueError: Current platform does not support NVFP4") and reason.endswith(f" ({ended})")
+
+
 def test_a_model_that_is_no_checkpoint_is_not_run_with_the_reason(tmp_path):
     evidence = arms_judge.judge([Planned(Arm(name="x", model="/no/such/model"), True)], tmp_path, LIMITS, broken)[0].evidence
     assert evidence.verdict is Verdict.NOT_RUN and "/no/such/model: neither a checkpoint folder" in evidence.reason

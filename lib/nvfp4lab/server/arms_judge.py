@@ -182,7 +182,10 @@ def _explained(told: logs.Classification, what: str, otherwise: Verdict, spoilt:
     """A process that failed is never only `wrong`: what its log says of NaN is the reason."""
     verdict = told.verdict if told.verdict in (Verdict.UNSUPPORTED, Verdict.OOM, Verdict.CRASH, Verdict.HANG) else otherwise
     says_why = spoilt or told.verdict not in (Verdict.OK, Verdict.NOT_RUN)
-    return verdict, f"{what}: {told.line}" if says_why and told.line else what, {"classification": told.as_contract()}
+    reason = what
+    if says_why and told.line:  # a refusal is told in the server's own words; how its process then ended is an aside
+        reason = f"{told.line} ({what})" if verdict is Verdict.UNSUPPORTED else f"{what}: {told.line}"
+    return verdict, reason, {"classification": told.as_contract()}
 
 
 def _life_numbers(outcome: Outcome, ending: Ending) -> tuple[Number, ...]:
