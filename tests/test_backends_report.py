@@ -1,5 +1,7 @@
 """What notebooks 22 and 23 tell: failures with their repro line, refusals, speeds, and disagreement with the source."""
 
+import dataclasses
+
 import pytest
 from matplotlib.colors import to_rgba
 
@@ -64,6 +66,16 @@ def test_a_refusal_of_some_shapes_is_not_told_as_one_of_all():
     some = [row("a", Verdict.OK), row("a", Verdict.OK, m=32), row("a", Verdict.UNSUPPORTED, m=33), *ROWS[2:3]]
     of_a, of_b = case_report.refusals(some).splitlines()
     assert "at 1 of its 3 shapes (m33n64k64): its own words" in of_a and "shapes" not in of_b
+
+
+def test_each_shape_is_refused_for_its_own_reason():
+    """Marlin refused an intermediate size of 160 and a hidden size of 2880; one sentence for both named the wrong cause."""
+    first, second = row("a", Verdict.UNSUPPORTED, m=33), row("a", Verdict.UNSUPPORTED, m=34)
+    told = case_report.refusals([row("a", Verdict.OK), first, dataclasses.replace(second, reason="MKN = [66, 1408, 2880]")])
+    assert [line.split("its 3 shapes ")[1] for line in told.splitlines()] == [
+        "(m33n64k64): its own words",
+        "(m34n64k64): MKN = [66, 1408, 2880]",
+    ]
 
 
 def test_only_right_and_timed_cases_have_a_speed():

@@ -158,8 +158,35 @@ def test_a_kernel_that_fails_under_its_own_name_contradicts_the_server():
     kernel = record("kernel", "gemm:sglang.gptq_marlin_gemm:exact_t24:m1", Verdict.WRONG, details=case)
     assert decide(QUESTION, [kernel, *TWO_MODELS]).contradictions == (), "a load run alone is no server judged right"
     decision = decide(QUESTION, [kernel, arm("triton", "marlin")])
-    assert any(line.startswith("fp4_gemm marlin: its kernel fails the gate, yet a server") for line in decision.contradictions)
+    assert any(line.startswith("fp4_gemm marlin: its kernel fails probes, yet a server") for line in decision.contradictions)
     assert not any(line.startswith("moe") for line in decision.contradictions)
+
+
+@pytest.mark.parametrize(("trace", "asks"), [(["marlin"], False), (["triton"], True), (None, True)])
+def test_a_server_that_is_seen_to_run_a_kernel_which_fails_probes_is_told_so(trace, asks):
+    case = {"case": {"backend": "sglang.gptq_marlin_gemm"}}
+    kernel = record("kernel", "gemm:sglang.gptq_marlin_gemm:exact_t24:m1", Verdict.WRONG, details=case)
+    server = arm("triton", "marlin")
+    rows = [{"operation": "fp4_gemm", "route": "marlin", "log": None, "trace": trace, "ok": True, "why": ""}]
+    decision = decide(QUESTION, [kernel, dataclasses.replace(server, details=dict(server.details) | {"kernels": rows})])
+    (told,) = (line for line in decision.contradictions if line.startswith("fp4_gemm marlin: its kernel fails probes"))
+    assert ("is that kernel the one that ran?" in told) is asks
+    assert ("its trace shows this kernel" in told) is not asks
+    assert "1 of 1 kernel records fail" in told
+
+
+def test_flags_seen_under_load_alone_were_not_judged():
+    judged = arm("marlin", "marlin")
+    loaded = arm("marlin", "marlin", speed=(10.0, "tok/s"), stage="load")
+    served_with = {"arm": judged.details["arm"] | {"attention_backend": "triton"}}
+    wider = {"arm": judged.details["arm"] | {"attention_backend": "triton", "tp": 2}}
+    records = [dataclasses.replace(judged, details=served_with)]
+    records += [dataclasses.replace(loaded, details=details) for details in (served_with, wider)]
+    told = [line for line in decide(QUESTION, records).beside if "attention" in line]
+    assert told == [
+        "the server was judged with --attention-backend triton",
+        "under load alone it was seen with --attention-backend triton --tp-size 2",
+    ]
 
 
 def test_a_fast_arm_that_is_wrong_is_never_chosen():

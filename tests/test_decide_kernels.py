@@ -78,7 +78,7 @@ def test_without_a_server_the_fastest_right_kernel_is_named_and_said_to_be_no_se
     assert decision.command == "python -m sglang.launch_server --model-path M --fp4-gemm-backend flashinfer_cudnn"
     assert decision.confidence == KERNELS_ONLY
     assert "kernels only, no server" in decision.why
-    assert "0.01414 ms [0.01344, 0.01485] over 2 cases on RTX PRO 6000" in decision.why
+    assert "0.01414 ms [0.01344, 0.01485] over 2 cases (geometric mean) on RTX PRO 6000" in decision.why
     assert "2.00 times flashinfer_cudnn's" in why_not(decision, "fp4_gemm", "flashinfer_cutlass")
 
 
@@ -222,6 +222,15 @@ def test_a_kernel_that_is_only_less_exact_contradicts_no_server_and_may_win_by_s
     assert decision.contradictions == ()
     assert decision.confidence == "measured on this GPU (kernel, load, server)"
     assert any("less exact than some probes ask" in line and "exact_t24" in line for line in decision.beside)
+    more = [
+        kernel(MARLIN, gemm(33), verdict=Verdict.UNSUPPORTED),
+        kernel(MARLIN, gemm(17), verdict=Verdict.WRONG, kind=WrongKind.DEGRADED),
+    ]
+    more += [kernel(MARLIN, gemm(18), verdict=Verdict.WRONG, kind=WrongKind.GARBAGE)]
+    counted = next(
+        line for line in decide(QUESTION, [*served, *loads, *kernels, *more]).beside if line.startswith("kernel records")
+    )
+    assert counted == "kernel records of fp4_gemm marlin here: 1 of 5 right, 1 failed, 2 less exact than asked, 1 unsupported"
     everywhere = [row for row in kernels if row.verdict is Verdict.WRONG]
     assert decide(QUESTION, [*served, *everywhere]).contradictions, "passing none of its probes is no mere lack of exactness"
 
@@ -351,6 +360,29 @@ def test_what_is_asked_by_hand_narrows_the_rest_of_the_question(tmp_path, capsys
     assert "--fp4-gemm-backend flashinfer_cudnn" in told
     assert "asked for: compute capability 12.0, SGLang 0.5.23, FlashInfer 0.7.2" in told
     assert "left out: 12 records" in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--cc", "12.0"), "compute capability 12.0, SGLang 0.5.23, FlashInfer of any version"),
+        (("--sglang", "0.6.0"), "compute capability 9.0, SGLang 0.6.0, FlashInfer of any version"),
+        (("--cc", "12.0", "--flashinfer", "0.9.1"), "compute capability 12.0, SGLang 0.5.23, FlashInfer 0.9.1"),
+        ((), "compute capability 9.0, SGLang 0.5.23, FlashInfer 0.7.2"),
+    ],
+)
+def test_what_is_asked_is_said_also_where_nothing_is_about_it(tmp_path, capsys, asked, told):
+    Ledger(tmp_path / "ledger.jsonl").append(*(dataclasses.replace(row, target=Target("9.0")) for row in TIMED))
+    assert cli.main(["decide", str(tmp_path), *asked]) == 0
+    shown = capsys.readouterr().out
+    assert f"asked for: {told}" in shown
+    assert ("no recommendation" in shown) is bool(asked)
+
+
+def test_a_capability_that_none_is_is_refused(tmp_path, capsys):
+    Ledger(tmp_path / "ledger.jsonl").append(*TIMED)
+    assert cli.main(["decide", str(tmp_path), "--cc", "90"]) == 2
+    assert "--cc 90: needs a compute capability such as 9.0" in capsys.readouterr().err
 
 
 def test_an_empty_run_is_answered_and_damaged_lines_are_counted(tmp_path, capsys):

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 
 import nbformat
+import pandas as pd
 import pytest
 from matplotlib import image
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -18,7 +19,7 @@ from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict
 from nvfp4lab.report import index, page
 from nvfp4lab.report.sanitise import sanitise
 from nvfp4lab.report.style import figure
-from nvfp4lab.report.tables import table
+from nvfp4lab.report.tables import of_frame, table
 
 RECORD = Evidence(
     "kernel", "moe:<b>x</b>", Target("12.0"), Stack(), Verdict.UNSUPPORTED, "again <script>", reason="it said: <img src=x>"
@@ -113,6 +114,17 @@ def test_the_verdict_stands_first_and_every_record_can_be_repeated(tmp_path):
     assert body.index('lab-verdict ok">ok') < body.index("Title")
     assert "again &lt;script&gt;" in text
     assert "moe:&lt;b&gt;x&lt;/b&gt;" in text
+
+
+def test_nothing_of_a_data_frame_is_hidden():
+    """On an H200 with 23 arms pandas left the two out that mattered, and 60 rows are soon reached."""
+    wide = pd.DataFrame({f"arm {n}": [n / 3, 12345.6, None] for n in range(40)}, index=pd.Index(list("abc"), name="number"))
+    shown = of_frame(wide)
+    assert all(f"<th>arm {n}</th>" in shown for n in range(40)) and "<th>number</th>" in shown
+    assert "<td>0.6667</td>" in shown and "<td>12,346</td>" in shown and "nan" not in shown.lower()
+    tall = of_frame(pd.DataFrame({"count": pd.array([*range(100), None], dtype="Int64"), "said": ["<b>" + "x " * 200] * 101}))
+    assert tall.count("<tr>") == 102 and "<td>99</td>" in tall and tall.count("x " * 199) == 101
+    assert "&lt;b&gt;" in tall and "<b>" not in tall and "NA" not in tall
 
 
 def test_tables_escape_their_cells_and_colour_verdicts():

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 
@@ -19,9 +20,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the decision; exit code 0 with a recommendation or an honest reason why there is none."""
     from nvfp4lab.decide import Question, decide
     from nvfp4lab.decide.gather import gather
+    from nvfp4lab.errors import LabError
 
+    if args.cc and not re.fullmatch(r"\d{1,2}\.\d|cpu", args.cc):
+        raise LabError(f"--cc {args.cc}: needs a compute capability such as 9.0 or 12.0, or cpu", exit_code=2)
     question, records = gather(args.runs, {name: getattr(args, name) for name in ("cc", "sglang", "flashinfer", "model")})
-    decision = decide(question or Question("unknown", args.sglang, args.flashinfer), records)
+    decision = decide(question or Question(args.cc or "unknown", args.sglang, args.flashinfer), records)
     if args.json:
         print(json.dumps(decision.to_data(), ensure_ascii=False))
         return 0

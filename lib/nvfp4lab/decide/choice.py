@@ -13,6 +13,7 @@ from nvfp4lab.decide.question import OPS, Question, model_of
 from nvfp4lab.decide.speeds import Ranking
 from nvfp4lab.decide.standing import Standing, doubt
 from nvfp4lab.records import BAD, Evidence, Verdict
+from nvfp4lab.report.digits import interval
 
 Arm = tuple[tuple[str, str], ...]  # ((op, backend), ...), sorted
 Arms = Mapping[Arm, Sequence[Evidence]]
@@ -65,8 +66,8 @@ def ranked_words(ranking: Ranking) -> str:
     """A ranking of kernels in one sentence."""
     best = ranking.speeds[ranking.best]
     only = len(ranking.speeds) == 1
-    others = [f"{name} {speeds.interval(number)}" for name, number in ranking.speeds.items() if name != ranking.best]
-    told = [f"{ranking.best} {'is the only one timed' if only else 'is the fastest'}: {speeds.interval(best)} over {ranking.where}"]
+    others = [f"{name} {interval(number)}" for name, number in ranking.speeds.items() if name != ranking.best]
+    told = [f"{ranking.best} {'is the only one timed' if only else 'is the fastest'}: {interval(best)} over {ranking.where}"]
     told += [f"beside {', '.join(others)}"] if others else []
     told += [f"no difference to {', '.join(ranking.ties)}"] if ranking.ties else []
     told += ranking.remarks
@@ -108,7 +109,7 @@ def _fastest(question: Question, sound: Arms) -> Choice:
         return Choice(dict(best), why, records=tuple(sound[best]))
     ties = tuple(_named(dict(arm)) for arm in ranking.ties)
     fastest = "the fastest measured" if len(ranking.speeds) > 1 else "the only one with a sound speed"
-    told = [f"right, and {fastest}: {speeds.interval(ranking.speeds[ranking.best])} at {ranking.where}"]
+    told = [f"right, and {fastest}: {interval(ranking.speeds[ranking.best])} at {ranking.where}"]
     told += [f"no difference to {', '.join(ties)}"] if ties else []
     told += ranking.remarks
     slow = [arm for arm in sound if arm not in ranking.speeds]

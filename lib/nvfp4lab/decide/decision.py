@@ -1,6 +1,7 @@
 """The choice: fastest of what was measured right on this stack and GPU. No evidence, no recommendation."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from nvfp4lab.decide.choice import Choice, choose, kernel_ranking, ranked_words
 from nvfp4lab.decide.question import OPS, Question, last_word, partition
 from nvfp4lab.decide.reasons import Rejected
 from nvfp4lab.decide.speeds import gpu_of
-from nvfp4lab.decide.standing import BASIS, Confidence, Standing, doubt, standings
+from nvfp4lab.decide.standing import BASIS, NOT_FOR_EVERY_SHAPE, Confidence, Standing, doubt, kernel_failures, standings
 from nvfp4lab.field_reports import FieldReport
 from nvfp4lab.records import Evidence, Stack, Verdict
 
@@ -109,16 +110,28 @@ def _beside(choice: Choice, by_backend: Sequence[Standing]) -> tuple[str, ...]:
     for op in choice.backends:
         picked = next(s for s in by_backend if s.op == op and s.backend == choice.backends[op])
         kernels = [record for record in picked.records if record.stage == "kernel" and record.verdict is not Verdict.NOT_RUN]
-        right = sum(record.verdict is Verdict.OK for record in kernels)
-        lines += [f"kernel records of {op} {picked.backend} here: {right} of {len(kernels)} right"] if kernels else []
+        lines += [f"kernel records of {op} {picked.backend} here: {_counted(kernels)}"] if kernels else []
         lines += [f"its kernel is less exact than some probes ask: {doubt(picked.less_exact)}"] if picked.less_exact else []
         lines += [unsteady for record in picked.records if (unsteady := _unsteady(record))]
     left_out = [op for op in OPS if op not in choice.backends and any(s.op == op for s in by_backend)]
     lines += [
         f"{OPS[op]} is left out: no server was judged right for that op, so this is for a model without it" for op in left_out
     ]
-    served_with = dict.fromkeys(flags for record in choice.records if (flags := _further_flags(record)))
-    return (*lines, *(f"the server was judged with {flags}" for flags in served_with))
+    judged, loaded = (
+        dict.fromkeys(flags for record in choice.records if record.stage == stage and (flags := _further_flags(record)))
+        for stage in ("server", "load")
+    )
+    lines += [f"the server was judged with {flags}" for flags in judged]
+    return (*lines, *(f"under load alone it was seen with {flags}" for flags in loaded if flags not in judged))
+
+
+def _counted(kernels: Sequence[Evidence]) -> str:
+    """How many were right, and what became of each of the rest."""
+    failures = kernel_failures(kernels, judged_right=True)
+    refused = Counter(str(record.verdict) for record in kernels if record.verdict in NOT_FOR_EVERY_SHAPE)
+    rest = {"failed": len(failures.decisive + failures.disputed), "less exact than asked": len(failures.less_exact), **refused}
+    right = sum(record.verdict is Verdict.OK for record in kernels)
+    return ", ".join([f"{right} of {len(kernels)} right", *(f"{count} {what}" for what, count in rest.items() if count)])
 
 
 def _unsteady(record: Evidence) -> str | None:

@@ -29,8 +29,10 @@ def gather(paths: Sequence[Path], overrides: Mapping[str, str | None]) -> tuple[
             records += recorded(path)
     given = {name: value for name, value in overrides.items() if value is not None}
     question = asked or asked_by([record for record in records if _fits(record, given)])
+    if question is None and (nearest := asked_by(records)):  # nothing is about what was given: what else is asked stays
+        question = dataclasses.replace(nearest, flashinfer=None)
     if question is None and {"cc", "sglang"} <= set(given):
-        question = Question(given["cc"], given["sglang"], given.get("flashinfer"))
+        question = Question(given["cc"], given["sglang"], None)
     return (dataclasses.replace(question, **given) if question else None), records
 
 

@@ -7,9 +7,11 @@ from nvfp4lab import field_reports
 from nvfp4lab.decide.attribution import Attribution
 from nvfp4lab.decide.choice import Choice, kernel_ranking
 from nvfp4lab.decide.question import OPS, Question
-from nvfp4lab.decide.speeds import interval
 from nvfp4lab.decide.standing import Confidence, Standing, doubt, kernel_failures, outcome
 from nvfp4lab.records import BAD, Evidence, Verdict
+from nvfp4lab.report.digits import interval
+
+_WHICH_KERNEL = ": is that kernel the one that ran?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +116,19 @@ def _disagreements(standing: Standing) -> list[str]:
     failures = kernel_failures(ran, judged_right=True)
     failing = failures.decisive + failures.disputed
     if failing and Verdict.OK in server:
+        seen = any(_traced(record, standing) for record in by_stage["server"])
+        meaning = ", and its trace shows this kernel: the probes ask more of it than those prompts did." if seen else _WHICH_KERNEL
         lines.append(
-            "its kernel fails the gate, yet a server with it answers right: is that kernel the one that ran? "
+            f"its kernel fails probes, yet a server with it answers right{meaning} "
             f"{len(failing)} of {len(ran)} kernel records fail, first {failing[0].subject}: {outcome(failing[0])}"
         )
     return lines + [record.details["mismatch"] for record in standing.records if record.details.get("mismatch")]
+
+
+def _traced(record: Evidence, standing: Standing) -> bool:
+    """Whether a profiled step of a server that was right shows this backend's kernel at work."""
+    rows = record.details.get("kernels") or () if record.verdict is Verdict.OK else ()
+    return any(row.get("operation") == standing.op and standing.backend in (row.get("trace") or ()) for row in rows)
 
 
 def _witnesses(record: Evidence, attribution: Attribution) -> list[str]:

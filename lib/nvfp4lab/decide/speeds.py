@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from nvfp4lab.decide.question import case_of
 from nvfp4lab.records import Evidence, Number, Verdict
+from nvfp4lab.report.digits import interval
 
 THROUGHPUT_NAMES = ("output_tok_s", "output_throughput_tok_s", "throughput_tok_s")
 Measured = Mapping[Hashable, Number]  # where it was measured -> the number
@@ -76,7 +77,7 @@ def of_kernels(backends: Mapping[Hashable, Sequence[Evidence]]) -> Ranking:
     best = min(speeds, key=lambda backend: speeds[backend].value)
     ties = tuple(backend for backend in speeds if backend != best and overlap(speeds[backend], speeds[best]))
     gpu, method = ({case[place] for case in common} for place in (-1, -2))
-    counted = f"{len(common)} {'case' if len(common) == 1 else 'cases'}"
+    counted = "1 case" if len(common) == 1 else f"{len(common)} cases (geometric mean)"
     where = f"{counted} on {' and '.join(sorted(filter(None, gpu))) or 'this GPU'}, timed by {' and '.join(sorted(method))}"
     return Ranking(speeds, best, ties, where, tuple(apart), _slower_somewhere(best, timed, common))
 
@@ -86,12 +87,6 @@ def overlap(one: Number, other: Number) -> bool:
     if None in (one.low, one.high, other.low, other.high):
         return abs(one.value - other.value) <= 0.03 * max(abs(one.value), abs(other.value))
     return one.low <= other.high and other.low <= one.high
-
-
-def interval(number: Number) -> str:
-    """A number with its unit and, where there is one, its interval."""
-    bounds = f" [{number.low:.4g}, {number.high:.4g}]" if number.low is not None and number.high is not None else ""
-    return f"{number.value:.4g} {number.unit}{bounds}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,16 +71,18 @@ def failures(rows: Sequence[Evidence]) -> str:
 
 
 def refusals(rows: Sequence[Evidence]) -> str:
-    """Each backend that was refused or not tried: the reason that was given first, and at how many of its shapes."""
-    of_backend: dict[str, list[Evidence]] = {}
+    """Each backend that was refused or not tried: every reason that was given, and at which of its shapes."""
+    shapes_of: dict[str, set[str]] = {}
+    refused: dict[tuple[str, Verdict, str], list[Evidence]] = {}
     for row in rows:
-        of_backend.setdefault(backend_of(row), []).append(row)
+        shapes_of.setdefault(backend_of(row), set()).add(shape_of(row))
+        if _refused(row):
+            refused.setdefault((backend_of(row), row.verdict, row.reason), []).append(row)
     told = []
-    for name, own in sorted(of_backend.items()):
-        if refused := [row for row in own if _refused(row)]:
-            shapes, of = (list(dict.fromkeys(map(shape_of, some))) for some in (refused, own))
-            where = "" if len(shapes) == len(of) else f"at {len(shapes)} of its {len(of)} shapes ({', '.join(shapes)}): "
-            told.append(f"{refused[0].verdict:12} {name:48} {where}{refused[0].reason}")
+    for (name, verdict, reason), own in sorted(refused.items(), key=lambda item: item[0][0]):
+        shapes, of = list(dict.fromkeys(map(shape_of, own))), len(shapes_of[name])
+        where = "" if len(shapes) == of else f"at {len(shapes)} of its {of} shapes ({', '.join(shapes)}): "
+        told.append(f"{verdict:12} {name:48} {where}{reason}")
     return "\n".join(told) or "Every backend ran."
 
 

@@ -224,7 +224,7 @@ def table(rows: Sequence[Evidence]) -> pd.DataFrame:
     built = [row for row in rows if row.verdict is Verdict.OK]
     values = [{name: found.value for name in columns if (found := row.number(name))} for row in built]
     frame = pd.DataFrame(values, index=[row.subject.removeprefix("compile:") for row in built], columns=columns)
-    return frame.astype({name: "Int64" for name in columns[:-1]})
+    return frame.astype({name: "Int64" for name in columns[:-1]}).rename_axis("built")
 
 
 def _kernel_details(kernel: compile_sass.Kernel) -> dict[str, Any]:

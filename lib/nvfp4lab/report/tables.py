@@ -4,7 +4,10 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
+import pandas as pd
+
 from nvfp4lab.records import Verdict
+from nvfp4lab.report.digits import digits
 
 
 class Html(str):
@@ -26,6 +29,21 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
     return Html(
         f'<div class="lab-scroll"><table class="lab-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
+
+
+def of_frame(frame: pd.DataFrame) -> Html:
+    """All of a data frame: pandas hides the middle of many rows or columns, and the end of a long text.
+
+    An index that only counts is left out; any other needs a name.
+    """
+    told = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+    return table(list(map(str, told.columns)), (map(_shown, row) for row in told.itertuples(index=False, name=None)))
+
+
+def _shown(value: object) -> object:
+    if value is pd.NA or value != value:
+        return ""
+    return digits(value) if isinstance(value, float) else value
 
 
 def badge(verdict: object) -> str:

@@ -10,6 +10,7 @@ import pandas
 from nvfp4lab import stack
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Ledger
+from nvfp4lab.report.digits import interval
 from nvfp4lab.report.style import LabFigure
 from nvfp4lab.server import arms_judge, arms_plan, arms_reference, arms_resume, plots, processes, which_kernel_witness
 from nvfp4lab.server.arms import Arm
@@ -35,14 +36,14 @@ class Matrix:
         return pandas.DataFrame(self.asked.answers()).rename_axis("prompt")
 
     def number_table(self) -> pandas.DataFrame:
-        """Every number of every arm, with its interval where it has one; one column per arm that was started."""
-        columns = {
+        """Every number of every arm, with its interval where it has one; one row per arm that was started."""
+        rows = {
             record.subject.removeprefix("arm:"): {"servers at once": str(1 + len(record.details.get("side_by_side", ())))}
-            | {f"{n.name}, {n.unit}": _shown(n.value, n.low, n.high) for n in record.numbers}
+            | {f"{n.name}, {n.unit}": interval(n, with_unit=False) for n in record.numbers}
             for record in self.evidence
             if record.numbers
         }
-        return pandas.DataFrame(columns).fillna("")
+        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("arm").fillna("")
 
 
 def matrix(p: Params) -> Matrix:
@@ -125,7 +126,3 @@ def _questions(p: Params, arms: list[Arm]) -> AgainstReference | AgainstFirst:
     if sticks:
         return AgainstReference(sticks, p.quality_concurrency, p.canary_tokens)
     return AgainstFirst(p.arms[0].name, p.canary_tokens)
-
-
-def _shown(value: float, low: float | None, high: float | None) -> str:
-    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.4g}, {high:.4g}]"

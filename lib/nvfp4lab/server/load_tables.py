@@ -1,6 +1,7 @@
 """The load sweep as tables for a reader."""
 
-from nvfp4lab.records import Number, Verdict
+from nvfp4lab.records import Verdict
+from nvfp4lab.report.digits import interval
 from nvfp4lab.report.tables import Html, table
 from nvfp4lab.server.load_evidence import Cell, Table
 
@@ -18,7 +19,7 @@ def rows(found: Table) -> Html:
                 record.subject.removeprefix("arm:"),
                 *(record.details.get(key) for key in _PLACE),
                 record.verdict,
-                *(_shown(record.number(name)) for name, _ in names),
+                *((number := record.number(name)) and interval(number, with_unit=False) for name, _ in names),
                 record.reason,
             )
             for record in records
@@ -44,16 +45,5 @@ def _beside(found: Table, cell: Cell) -> tuple:
     if compared is None:
         return Verdict.NOT_RUN, "", "", "", "one of the two rows is void"
     ratio = compared.ratio
-    interval = f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio.n > 1 else "unknown"
-    return compared.verdict, f"{ratio.value:.3f}", interval, ratio.n, compared.why
-
-
-def _shown(number: Number | None) -> str:
-    if number is None:
-        return ""
-    bounds = "" if number.low is None or number.high is None else f" [{_digits(number.low)}, {_digits(number.high)}]"
-    return _digits(number.value) + bounds
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    bounds = f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio.n > 1 else "unknown"
+    return compared.verdict, f"{ratio.value:.3f}", bounds, ratio.n, compared.why
