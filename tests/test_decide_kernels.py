@@ -227,10 +227,8 @@ def test_a_kernel_that_is_only_less_exact_contradicts_no_server_and_may_win_by_s
         kernel(MARLIN, gemm(17), verdict=Verdict.WRONG, kind=WrongKind.DEGRADED),
     ]
     more += [kernel(MARLIN, gemm(18), verdict=Verdict.WRONG, kind=WrongKind.GARBAGE)]
-    counted = next(
-        line for line in decide(QUESTION, [*served, *loads, *kernels, *more]).beside if line.startswith("kernel records")
-    )
-    assert counted == "kernel records of fp4_gemm marlin here: 1 of 5 right, 1 failed, 2 less exact than asked, 1 unsupported"
+    counted = "kernel records of fp4_gemm marlin here: 1 of 5 right, 1 failed, 2 less exact than asked, 1 unsupported"
+    assert counted in decide(QUESTION, [served[1], *kernels, *more]).beside
     everywhere = [row for row in kernels if row.verdict is Verdict.WRONG]
     assert decide(QUESTION, [*served, *everywhere]).contradictions, "passing none of its probes is no mere lack of exactness"
 
