@@ -43,6 +43,8 @@ def of_frame(frame: pd.DataFrame) -> Html:
 def _shown(value: object) -> object:
     if value is pd.NA or value != value:
         return ""
+    if isinstance(value, str):
+        return value.replace("\n", "\\n")
     return digits(value) if isinstance(value, float) else value
 
 
