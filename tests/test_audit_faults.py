@@ -425,10 +425,48 @@ def test_a_vision_tower_needs_no_embedding_and_no_scales_of_a_cache(tmp_path: Pa
     assert audit(model.write(tmp_path)).findings == ()
 
 
-def test_ends_of_another_naming_and_a_few_layers_beside_the_model_are_not_missed(tmp_path: Path) -> None:
+NAMINGS = [  # what stands for `embed_tokens`, `norm` and `lm_head`; None: not stored
+    ("embeddings", "norm_f", "lm_head"),
+    ("embed_tokens", "final_layernorm", "lm_head"),  # Falcon-H1, Phi-2, Jamba, Zamba
+    ("embed_tokens", "embedding_norm", "lm_head"),  # LFM2
+    ("embed_tokens", "final_norm", "lm_head"),  # RecurrentGemma
+    ("word_embeddings", "norm", "lm_head"),  # Ling
+    ("tok_embeddings", "norm", "output"),  # InternLM2
+    ("embed_tokens", "norm", "score"),  # a reward model
+    ("embed_tokens", "norm", "embed_out"),
+]
+
+
+@pytest.mark.parametrize("naming", NAMINGS, ids=lambda naming: "-".join(naming))
+def test_ends_of_another_naming_are_not_missed(naming: tuple[str, str, str], tmp_path: Path) -> None:
     model = FAMILIES["llama"]()
-    for ours, theirs in (("embed_tokens", "embeddings"), ("norm", "norm_f")):
-        model.tensors[f"model.{theirs}.weight"] = model.tensors.pop(f"model.{ours}.weight")
+    model.config["tie_word_embeddings"] = False
+    if naming[2] == "score":
+        model.config["architectures"] = ["LlamaForSequenceClassification"]
+    if naming[2] == "embed_out":
+        naming = ("embed_in", *naming[1:])
+    for ours, theirs in zip(("model.embed_tokens", "model.norm", "lm_head"), naming, strict=True):
+        prefix = "model." if ours.startswith("model.") else ""
+        model.tensors[f"{prefix}{theirs}.weight"] = model.tensors.pop(f"{ours}.weight")
+    assert audit(model.write(tmp_path)).findings == ()
+
+
+def test_a_draft_of_several_layers_has_no_ends_of_its_own(tmp_path: Path) -> None:
+    model = FAMILIES["llama"]()
+    model.config |= {"architectures": ["DFlashDraftModel"], "tie_word_embeddings": False}
+    drop("lm_head.weight", "model.embed_tokens.weight")(model)
+    model.vector("model.hidden_norm.weight", HIDDEN)
+    assert audit(model.write(tmp_path)).findings == ()
+
+
+def test_norms_without_weights_have_none_at_the_end(tmp_path: Path) -> None:
+    model = FAMILIES["llama"]()
+    drop(*(name for name in model.tensors if name.endswith("norm.weight")))(model)
+    assert audit(model.write(tmp_path)).findings == ()
+
+
+def test_a_few_layers_beside_the_model_need_no_embedding(tmp_path: Path) -> None:
+    model = FAMILIES["llama"]()
     model.vector("model.connector.layers.0.input_layernorm.weight", HIDDEN)
     model.vector("model.connector.norm.weight", HIDDEN)
     assert audit(model.write(tmp_path)).findings == ()

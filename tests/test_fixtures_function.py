@@ -212,14 +212,23 @@ def test_a_checkpoint_that_the_cache_has_is_copied(tmp_path: Path, monkeypatch, 
         assert (copy / name).stat().st_ino != (cached / name).stat().st_ino, "writing into a copy must not change the cache"
 
 
-def test_only_a_whole_build_of_the_same_recipe_is_copied(tmp_path: Path, monkeypatch) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    fixtures_write.build_once(source, "r", lambda part: (part / "a.txt").write_text("whole"))
-    target.mkdir()
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A whole build of recipe "r"."""
+    return fixtures_write.build_once(tmp_path / "source", "r", lambda part: (part / "a.txt").write_text("whole"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "target").mkdir()
+    return tmp_path / "target"
+
+
+def test_only_a_whole_build_of_the_same_recipe_is_copied(source: Path, target: Path, monkeypatch) -> None:
     with monkeypatch.context() as patched:  # nothing of a gigabyte is moved to be thrown away
-        patched.setattr(fixtures_write.shutil, "copytree", lambda *_, **__: pytest.fail("copied"))
+        patched.setattr(fixtures_write.shutil, "copyfile", lambda *_, **__: pytest.fail("copied"))
         assert not fixtures_write.copied(source, target, "another recipe")
-        assert not fixtures_write.copied(tmp_path / "nowhere", target, "r")
+        assert not fixtures_write.copied(source.parent / "nowhere", target, "r")
     assert fixtures_write.copied(source, target, "r") and (target / "a.txt").read_text() == "whole"
     (target / "a.txt").unlink()
     (target / fixtures_write.MANIFEST_NAME).unlink()
@@ -227,17 +236,27 @@ def test_only_a_whole_build_of_the_same_recipe_is_copied(tmp_path: Path, monkeyp
     assert not fixtures_write.copied(source, target, "r") and list(target.iterdir()) == []
 
 
-def test_a_source_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, monkeypatch) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    fixtures_write.build_once(source, "r", lambda part: (part / "a.txt").write_text("whole"))
-    target.mkdir()
-    copytree = fixtures_write.shutil.copytree
+def test_a_read_only_cache_gives_a_folder_that_can_be_written(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        path.chmod(0o444)
+    source.chmod(0o555)
+    assert fixtures_write.copied(source, target, "r")
+    assert all(path.stat().st_mode & 0o200 for path in (target, *target.iterdir()))
+    source.chmod(0o755)
 
-    def disturbed(*given, **named):
-        copytree(*given, **named)
-        (target / "a.txt").write_text("hal")
 
-    monkeypatch.setattr(fixtures_write.shutil, "copytree", disturbed)
+@pytest.mark.parametrize("how", ["cut", "rebuilt"])
+def test_a_source_that_changes_while_it_is_copied_is_not_taken(source: Path, target: Path, monkeypatch, how: str) -> None:
+    copyfile = fixtures_write.shutil.copyfile
+
+    def disturbed(given: Path, to: Path):
+        copyfile(given, to)
+        if how == "cut" and to.name == "a.txt":
+            to.write_text("hal")
+        if how == "rebuilt" and to.name == fixtures_write.MANIFEST_NAME:  # the same sizes, other weights
+            fixtures_write.build_once(source, "s", lambda part: (part / "a.txt").write_text("WHOLE"))
+
+    monkeypatch.setattr(fixtures_write.shutil, "copyfile", disturbed)
     assert not fixtures_write.copied(source, target, "r") and list(target.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ from nvfp4lab.nvfp4.checkpoint import Checkpoint, Defect
 from nvfp4lab.nvfp4.checkpoint_modules import EXPERT_COUNT_NAMES, LayerKind, Module, kind_of
 
 _IN_LAYER = re.compile(r"^(?P<stack>(?:.+\.)?layers)\.(?P<layer>\d+)\.(?P<rest>.+)$")
+_WRITERS = ("ForCausalLM", "ForConditionalGeneration")  # architectures with a head over the vocabulary
 _FIX = {
     "shard_missing": "download or copy this file again",
     "shard_truncated": "download or copy this file again; its size is wrong",
@@ -84,23 +85,33 @@ def _absent_parts(checkpoint: Checkpoint) -> Iterator[Defect]:
 
 
 def _absent_ends(checkpoint: Checkpoint) -> Iterator[Defect]:
-    """The embedding, last norm and head of a language model in the naming of Llama; an index would have named them.
+    """The embedding, last norm or head of a language model in the naming of Llama; an index would have named them.
 
-    Told only where one of embedding and norm stands beside all declared layers: then it is that naming. Not of a single
-    layer, which is a draft model and takes the ends of the model that it drafts for.
+    Told only where one of embedding and norm stands beside all declared layers and nothing else does: other families have
+    other names there (`final_layernorm`, `word_embeddings`, `hidden_norm` of a draft model), and silence is the lesser fault.
+    Not of a single layer, which is a draft model and takes the ends of the model that it drafts for.
     """
     declared = checkpoint.text_config.get("num_hidden_layers") or 0
-    if declared < 2:
-        return
     stacks: dict[str, set[str]] = collections.defaultdict(set)
+    has_norms = False
     for name in checkpoint.tensors:
         if (found := _IN_LAYER.match(name)) and kind_of(name, None) not in (LayerKind.VISION, LayerKind.MTP):
             stacks[found["stack"].removesuffix("layers")].add(found["layer"])
-    for around in sorted(stack for stack, layers in stacks.items() if len(layers) >= declared):
-        ends = [f"{around}embed_tokens.weight", f"{around}norm.weight"]
-        missing = [name for name in ends if name not in checkpoint.tensors]
-        if len(missing) == 1:
-            yield Defect("tensor_missing", missing[0], "the other end of its stack of layers is stored")
+            has_norms |= name.endswith("norm.weight")  # without weights in them the last one has none either
+    whole = sorted(stack for stack, layers in stacks.items() if len(layers) >= declared > 1)
+    beside = {stack: _beside_layers(checkpoint, stack) for stack in whole}
+    for stack, names in beside.items():
+        if names in ({"embed_tokens"}, {"norm"}) and has_norms:
+            (absent,) = {"embed_tokens", "norm"} - names
+            yield Defect("tensor_missing", f"{stack}{absent}.weight", "the other end of its stack of layers is stored")
+    writes = any(str(name).endswith(_WRITERS) for name in checkpoint.config.get("architectures") or ())
     tied = {config.get("tie_word_embeddings") for config in (checkpoint.config, checkpoint.text_config)} - {None}
-    if tied == {False} and not any("lm_head." in name for name in checkpoint.tensors):
+    is_llama = any(stack.endswith("model.") and "embed_tokens" in names for stack, names in beside.items())
+    if writes and is_llama and tied == {False} and not any("lm_head." in name for name in checkpoint.tensors):
         yield Defect("tensor_missing", "lm_head.weight", "config.json does not tie it to the embedding, and no head is stored")
+
+
+def _beside_layers(checkpoint: Checkpoint, stack: str) -> set[str]:
+    """Modules that stand beside a stack of layers: "embed_tokens" of `model.embed_tokens.weight` for `model.`."""
+    rest = (name.removeprefix(stack).split(".") for name in checkpoint.tensors if name.startswith(stack))
+    return {parts[0] for parts in rest if len(parts) == 2}

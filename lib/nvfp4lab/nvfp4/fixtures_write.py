@@ -61,12 +61,19 @@ def build_once(directory: Path, recipe: str, fill: Callable[[Path], None]) -> Pa
 
 
 def copied(source: Path, directory: Path, recipe: str) -> bool:
-    """Whether the empty folder `directory` now holds a copy of `source`, a whole build of `recipe`; if not, it is empty again."""
+    """Whether the empty folder `directory` now holds a copy of `source`, a whole build of `recipe`; if not, it is empty again.
+
+    Modes are not copied, so a read-only source gives a folder that can be written. A source that is built anew meanwhile is
+    another folder afterwards: files of two builds may have the same sizes.
+    """
     if not _is_whole(source, recipe):
         return False
-    with contextlib.suppress(OSError):  # another build may replace the source meanwhile; shutil.Error is an OSError
-        shutil.copytree(source, directory, dirs_exist_ok=True)
-        if _is_whole(directory, recipe):
+    with contextlib.suppress(OSError):
+        build = source.stat().st_ino
+        for name in sorted(_sizes(source)):
+            shutil.copyfile(source / name, directory / name)
+        shutil.copyfile(source / MANIFEST_NAME, directory / MANIFEST_NAME)
+        if source.stat().st_ino == build and _is_whole(directory, recipe):
             return True
     shutil.rmtree(directory)
     directory.mkdir()
