@@ -169,34 +169,38 @@ def test_no_compiler_is_a_plain_error(monkeypatch, tmp_path):
         toolkit.find_cuda_home()
 
 
-def a_toolkit(folder: Path, codes: str) -> Path:
-    """A folder with an nvcc that only says what it is and what it builds for."""
-    (folder / "bin").mkdir(parents=True)
-    (folder / "include").mkdir()
-    (folder / "include/cuda_runtime.h").touch()
-    said = f'case "$1" in --version) echo "release 13.0, V13.0.48";; --list-gpu-code) {codes};; esac\n'
-    (folder / "bin/nvcc").write_text("#!/bin/sh\n" + said)
-    (folder / "bin/nvcc").chmod(0o755)
-    return folder
-
-
-@pytest.mark.parametrize(("arch", "is_known"), [("9.0a", True), ("12.0f", True), ("10.3", True), ("13.0a", False), ("1.0", False)])
-def test_a_target_that_nvcc_does_not_know_is_said_before_anything_is_fetched(tmp_path, monkeypatch, request_, arch, is_known):
-    monkeypatch.setenv("CUDA_HOME", str(a_toolkit(tmp_path / "cuda", "printf 'sm_90\\nsm_100\\nsm_103\\nsm_120\\n'")))
+@pytest.fixture
+def nvcc(tmp_path, monkeypatch) -> Path:
+    """A toolkit whose nvcc only says what it is and what it builds for; CUDA_HOME names it."""
+    home = tmp_path / "cuda"
+    (home / "bin").mkdir(parents=True)
+    (home / "include").mkdir()
+    (home / "include/cuda_runtime.h").touch()
+    known = "*compute_90a,*|*compute_103,*|*compute_120f,*"
+    refuses = "echo \"nvcc fatal   : Unsupported gpu architecture '$3'\" >&2; exit 1"
+    lines = ["#!/bin/sh", 'case "$*" in', '--version) echo "release 13.0, V13.0.48";;', f"{known}) ;;", f"*) {refuses};;", "esac"]
+    (home / "bin/nvcc").write_text("\n".join(lines) + "\n")
+    (home / "bin/nvcc").chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(home))
     monkeypatch.setattr(make, "_check_space", lambda directory: None)
     monkeypatch.setattr(make, "_install_once", lambda *_: pytest.fail("wheels are fetched"))
+    return home
+
+
+@pytest.mark.parametrize(("arch", "is_known"), [("9.0a", True), ("12.0f", True), ("10.3", True), ("13.0a", False), ("9.0f", False)])
+def test_a_target_that_nvcc_does_not_know_is_said_before_anything_is_fetched(nvcc, request_, arch, is_known):
     asked = dataclasses.replace(request_, arch=arch)
-    with pytest.raises(
-        pytest.fail.Exception if is_known else LabError, match=r"fetched|13\.0 builds for 9\.0, 10\.0, 10\.3, 12\.0, with"
-    ):
+    said = "wheels are fetched" if is_known else rf"--arch {arch}: nvcc 13\.0 does not build for it \(nvcc fatal .*compute_"
+    with pytest.raises(pytest.fail.Exception if is_known else LabError, match=said):
         make.make(asked)
     with pytest.raises(pytest.fail.Exception):
         make.make(asked, with_kernels=False)
 
 
-def test_an_nvcc_too_old_to_list_its_targets_is_asked_when_it_compiles(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_HOME", str(a_toolkit(tmp_path / "cuda", "exit 1")))
-    toolkit.check_target("13.0a")
+def test_a_missing_c_compiler_is_said_before_anything_is_fetched(nvcc, request_, monkeypatch):
+    monkeypatch.setattr(toolkit.shutil, "which", lambda name: None)
+    with pytest.raises(LabError, match="no C compiler"):
+        make.make(request_)
 
 
 def test_a_full_disk_is_said_before_anything_is_fetched(monkeypatch, request_):

@@ -8,9 +8,9 @@ from nvfp4lab.kernels import backends, controls, plan_ladder, sweep_run
 from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape
 from nvfp4lab.params import Params
-from nvfp4lab.records import Verdict
+from nvfp4lab.records import Ledger, Verdict
 
-KERNEL, WIDE, TALL = "flashinfer.mm_fp4.cutlass", GemmShape(16, 256, 512), GemmShape(1, 512, 256)
+KERNEL, WIDE, TALL, ODD = "flashinfer.mm_fp4.cutlass", GemmShape(16, 256, 512), GemmShape(1, 512, 256), GemmShape(3, 48, 80)
 OK, WRONG = Verdict.OK, Verdict.WRONG
 
 
@@ -39,11 +39,14 @@ def test_the_widest_narrower_probe_that_passed_is_timed(t24, t13, t8, probe):
     assert found == ((dataclasses.replace(timed(), probe=probe),) if probe else ())
 
 
-def test_each_shape_that_was_wrong_is_timed_and_no_other():
-    verdicts = {timed(): WRONG, timed(TALL): OK} | rungs(OK, OK)
-    assert plan_ladder.narrower([timed(), timed(TALL)], verdicts) == (timed(probe="exact_t13"),)
-    verdicts[timed(TALL)] = WRONG
-    assert plan_ladder.narrower([timed(), timed(TALL)], verdicts) == (timed(probe="exact_t13"), timed(TALL, probe="exact_t13"))
+def test_every_shape_of_a_narrow_kernel_is_timed_and_none_that_it_refuses():
+    cases = [timed(), timed(TALL), timed(ODD)]
+    verdicts = {timed(): WRONG, timed(TALL): WRONG, timed(ODD): Verdict.UNSUPPORTED} | rungs(OK, OK)
+    assert plan_ladder.narrower(cases, verdicts) == (timed(probe="exact_t13"), timed(TALL, probe="exact_t13"))
+
+
+def test_a_kernel_that_was_right_somewhere_is_not_narrow_but_wrong_elsewhere():
+    assert plan_ladder.narrower([timed(), timed(TALL)], {timed(): WRONG, timed(TALL): OK} | rungs(OK, OK)) == ()
 
 
 def test_a_probe_that_failed_anywhere_is_not_passed():
@@ -78,7 +81,9 @@ def test_a_real_kernel_of_eight_bits_is_wrong_and_has_a_time(tmp_path, monkeypat
     monkeypatch.setattr(controls, "is_control_name", lambda backend: False)
     p, name = Params(run_dir=str(tmp_path)), "emulation.gemm_bfloat16"
     cases = [timed(backend=name), *rungs(OK, OK, backend=name)]
-    rows = {row.subject: row for row in sweep_run.collect(p, cases)}
+    made = list(sweep_run.collect(p, cases))
+    assert [row.subject for row in made].count("gate:lab") == [row.subject for row in made].count("peaks:cpu") == 1
+    rows = {row.subject: row for row in made if not row.number("median_ms")}
     of = {case.probe: rows[case.subject] for case in cases}
     assert (of["exact_t24"].verdict, of["exact_t13"].verdict) == (WRONG, WRONG)
     assert not of["exact_t24"].numbers or of["exact_t24"].number("median_ms") is None
@@ -87,3 +92,8 @@ def test_a_real_kernel_of_eight_bits_is_wrong_and_has_a_time(tmp_path, monkeypat
     told = sweep_run.recorded(p, cases)
     assert len(told) == 4 and told[-1].verdict is OK and told[-1].number("median_ms").value > 0
     assert list(sweep_run.collect(p, cases)) == []
+    other = next(row for row in told if row.subject == cases[0].subject)
+    details = dict(other.details) | {"case_hash": "0" * 16}
+    Ledger(tmp_path / "ledger.jsonl").append(dataclasses.replace(other, verdict=OK, kind=None, reason="", details=details))
+    assert sweep_run.narrower(p, cases[:1]) == (added,), "what was right under another stack is another kernel"
+    assert sweep_run.narrower(p, cases[:1]) == (added,), "the rungs are on record, whether asked for again or not"

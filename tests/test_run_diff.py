@@ -47,6 +47,17 @@ def test_loads_of_one_arm_are_compared_at_their_own_concurrency():
     assert [(change.subject, change.what) for change in found.changes] == [("arm:a [concurrency 8, 256+64 tokens]", "output_tok_s")]
 
 
+def test_a_timed_case_and_the_same_untimed_are_told_apart():
+    """A narrow kernel is asked the same probe twice; the later, untimed record must not hide that it became slower."""
+
+    def case(is_timed, value=0.0):
+        numbers = speed(value, 0.99 * value, 1.01 * value) if is_timed else ()
+        return evidence("gemm:a:exact_t13:m1", stage="kernel", numbers=numbers, details={"case": {"timed": is_timed}})
+
+    (change,) = compare([case(True, 1.0), case(False)], [case(True, 2.0), case(False)]).changes
+    assert (change.subject, change.what) == ("gemm:a:exact_t13:m1 [timed]", "output_tok_s")
+
+
 def test_routes_of_one_flag_are_compared_under_their_own_condition():
     def route(architecture, verdict):
         reason = "" if verdict is Verdict.OK else "raises"

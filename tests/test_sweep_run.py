@@ -1,5 +1,6 @@
 """A whole run: the certificate first, peaks where cases are timed, then the cases; nothing of it twice."""
 
+import dataclasses
 import shlex
 import types
 
@@ -52,7 +53,8 @@ def test_a_run_is_certified_then_measured_and_is_not_repeated(p, tmp_path):
 )
 def test_what_sglang_imports_is_had_beforehand_where_it_is_called(p, monkeypatch, cc, backend, asked):
     wished = []
-    monkeypatch.setattr(sweep_run, "here", lambda: Target(cc, True))
+    on_cpu = sweep_run.sweep_of(p, Target("cpu", True), Stack())
+    monkeypatch.setattr(sweep_run, "sweep_of", lambda *_: dataclasses.replace(on_cpu, target=Target(cc, True)))
     monkeypatch.setattr(Sweep, "__call__", lambda self, cases: wished.extend(self.wishes) or iter(()))
     list(sweep_run.collect(p, [Case(backend, "fine", GemmShape(16, 64, 128))]))
     assert wished == (list(sweep_run.SGLANG_IMPORTS) if asked else [])

@@ -70,19 +70,23 @@ def nvcc_release(home: Path) -> str:
 
 
 def check_target(arch: str) -> None:
-    """Raises LabError unless there is an nvcc that builds for `arch`, "9.0a" say; asked first, before a gigabyte is fetched."""
+    """Raises LabError unless what compiles is here and builds for `arch`, "9.0a" say; asked before a gigabyte is fetched."""
     home = find_cuda_home()
-    release, listed = nvcc_release(home), _targets(home)
-    wanted = "sm_" + arch.rstrip("af").replace(".", "")
-    if listed and wanted not in listed:
-        known = ", ".join(f"{code[3:-1]}.{code[-1]}" for code in listed)
-        raise LabError(f"--arch {arch}: nvcc {release} builds for {known}, with or without an a or f behind it", exit_code=2)
+    release, number = nvcc_release(home), arch.replace(".", "")
+    c_compiler()
+    asked = ["--dryrun", "-gencode", f"arch=compute_{number},code=sm_{number}", "-x", "cu", "-c", "/dev/null", "-o", "unused.o"]
+    said = subprocess.run([home / "bin/nvcc", *asked], capture_output=True, text=True)
+    if said.returncode:
+        reason = (said.stderr.strip().splitlines() or ["no reason given"])[0]
+        raise LabError(f"--arch {arch}: nvcc {release} does not build for it ({reason})", exit_code=2)
 
 
-def _targets(home: Path) -> list[str]:
-    """Such as "sm_90", as nvcc lists them; [] for one too old to say."""
-    done = subprocess.run([home / "bin/nvcc", "--list-gpu-code"], capture_output=True, text=True)
-    return sorted(re.findall(r"^sm_\d+$", done.stdout, re.MULTILINE), key=lambda code: int(code[3:]))
+def c_compiler() -> str:
+    """Path of cc or gcc. Raises LabError when there is neither."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise LabError("no C compiler (cc) here; nvcc needs one too: install gcc or clang", exit_code=3)
+    return compiler
 
 
 def _driver_stub(scratch: Path) -> Path:
@@ -91,10 +95,7 @@ def _driver_stub(scratch: Path) -> Path:
     library = folder / "libcuda.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            raise LabError("no C compiler (cc) here; nvcc needs one too: install gcc or clang", exit_code=3)
-        command = [compiler, "-shared", "-x", "c", "/dev/null", "-o", library, "-Wl,-soname,libcuda.so.1"]
+        command = [c_compiler(), "-shared", "-x", "c", "/dev/null", "-o", library, "-Wl,-soname,libcuda.so.1"]
         subprocess.run(command, check=True, capture_output=True)
     return folder
 

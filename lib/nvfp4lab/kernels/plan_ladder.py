@@ -19,13 +19,16 @@ LADDERS = (("exact_t24", "exact_t13", "exact_t8"), ("exact_moe", "exact_moe_smal
 def narrower(cases: Sequence[Case], verdicts: Mapping[Case, Verdict]) -> tuple[Case, ...]:
     """The timed cases that were wrong, each with the widest narrower probe that its kernel passed wherever it was asked.
 
-    verdicts: of the cases run so far. A kernel of which no narrower probe is on record, or that fails them all, has none.
+    verdicts: of all cases on record, `cases` among them. A kernel that passed the deciding probe at any shape has an accumulator
+    wide enough, and its failure elsewhere is another fault; one that passed no narrower probe is just wrong. Neither is timed.
     """
     found = []
     for case in cases:
-        if case.timed and verdicts.get(case) is Verdict.WRONG and not controls.is_control_name(case.backend):
-            passed = (step for step in _below(case.probe) if _passes(case.backend, step, verdicts))
-            found += [dataclasses.replace(case, probe=step) for step in (next(passed, None),) if step]
+        is_narrow = verdicts.get(case) is Verdict.WRONG and _asked(case.backend, case.probe, verdicts) == {Verdict.WRONG}
+        if not case.timed or not is_narrow or controls.is_control_name(case.backend):
+            continue
+        passed = (step for step in _below(case.probe) if _asked(case.backend, step, verdicts) == {Verdict.OK})
+        found += [dataclasses.replace(case, probe=step) for step in (next(passed, None),) if step]
     return tuple(found)
 
 
@@ -33,6 +36,7 @@ def _below(probe: str) -> Sequence[str]:
     return next((ladder[ladder.index(probe) + 1 :] for ladder in LADDERS if probe in ladder), ())
 
 
-def _passes(backend: str, probe: str, verdicts: Mapping[Case, Verdict]) -> bool:
-    asked = {verdict for case, verdict in verdicts.items() if (case.backend, case.probe, case.options) == (backend, probe, ())}
-    return asked == {Verdict.OK}
+def _asked(backend: str, probe: str, verdicts: Mapping[Case, Verdict]) -> set[Verdict]:
+    """What came of asking this, called as it is: refusals of single shapes aside."""
+    told = {verdict for case, verdict in verdicts.items() if (case.backend, case.probe, case.options) == (backend, probe, ())}
+    return told - {Verdict.UNSUPPORTED, Verdict.OOM, Verdict.NOT_RUN}

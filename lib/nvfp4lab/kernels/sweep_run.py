@@ -5,7 +5,8 @@ the same card in the same run as the times that are set beside them.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from nvfp4lab.batch.progress import Progress
@@ -49,25 +50,33 @@ def collect(p: Params, cases: Sequence[Case], again: bool = False) -> Iterator[E
     Each evidence is in the run's ledger when it is yielded: first the gate's, then the peaks' if cases are timed, then the
     cases' in the order in which they end. Raises LabError if the gate is not sound here; no case has run then.
     """
-    yield from _collected(p, cases, again)
-    yield from _collected(p, narrower(p, cases), again)
-
-
-def _collected(p: Params, cases: Sequence[Case], again: bool) -> Iterator[Evidence]:
-    target, stack = here(), capture()
-    sweep = sweep_of(p, target, stack)
+    sweep = sweep_of(p, here(), capture())
     todo = list(dict.fromkeys(cases)) if again else sweep.pending(cases)
-    if not todo:
-        return
+    if todo:
+        sweep = yield from _opened(sweep, todo)
+        yield from _run(sweep, todo)
+    more = sweep.pending(narrower(p, cases))
+    if more and not todo:
+        sweep = yield from _opened(sweep, more)
+    yield from _run(sweep, more)
+
+
+def _opened(sweep: Sweep, todo: Sequence[Case]) -> Generator[Evidence, None, Sweep]:
+    """The gate's certificate, then the peaks where a case is timed; returns the sweep with them."""
     yield _certificate(sweep)
     peaks = None
     if any(case.timed for case in todo):
         measured, peaks = measure_peaks(sweep)
         yield measured
-    of_sglang = target.cc != "cpu" and any(case.backend.startswith("sglang.") for case in todo)  # without a GPU none is called
-    wishes = SGLANG_IMPORTS if of_sglang else ()
+    of_sglang = sweep.target.cc != "cpu" and any(case.backend.startswith("sglang.") for case in todo)  # a CPU calls none
+    return dataclasses.replace(sweep, peaks=peaks, wishes=SGLANG_IMPORTS if of_sglang else ())
+
+
+def _run(sweep: Sweep, todo: Sequence[Case]) -> Iterator[Evidence]:
+    if not todo:
+        return
     with Progress(len(todo), "kernels") as progress:
-        for evidence in dataclasses.replace(sweep, peaks=peaks, wishes=wishes)(todo):
+        for evidence in sweep(todo):
             progress.step(describe(evidence))
             yield evidence
 
@@ -78,8 +87,11 @@ def recorded(p: Params, cases: Sequence[Case]) -> list[Evidence]:
 
 
 def narrower(p: Params, cases: Sequence[Case]) -> tuple[Case, ...]:
-    """What `plan_ladder` adds to `cases`, from what is on record of them."""
-    return plan_ladder.narrower(cases, {case: row.verdict for case, row in _done(p, cases).items()})
+    """What `plan_ladder` adds to `cases`, from all that is on record under this stack, whichever cases were asked for."""
+    stack = capture()
+    told = finished(sweep_of(p, here(), stack).ledger)
+    known = ((name, Case.from_json(json.dumps(row.details["case"])), row.verdict) for name, row in told.items())
+    return plan_ladder.narrower(cases, {case: verdict for name, case, verdict in known if case_hash(case, stack) == name})
 
 
 def _done(p: Params, cases: Sequence[Case]) -> dict[Case, Evidence]:

@@ -53,15 +53,18 @@ def _by_subject(records: Iterable[Evidence]) -> dict[Key, Evidence]:
 
 
 def _apart(record: Evidence) -> str:
-    """What tells records of one subject apart: the load of a server arm, the condition of a route, the seed of a case."""
+    """What tells records of one subject apart: the load of a server arm, the condition of a route, seed and timing of a case."""
     details = record.details
     told = []
     if details.get("concurrency") is not None:
         told = [f"concurrency {details['concurrency']}", f"{details.get('input_tokens')}+{details.get('output_tokens')} tokens"]
     if record.stage == "source":
         told = [f"{name} {value}" for name, value in sorted((details.get("when") or {}).items())]
-    if seed := (details.get("case") or {}).get("seed"):
+    case = details.get("case") or {}
+    if seed := case.get("seed"):
         told.append(f"seed {seed}")
+    if case.get("timed"):
+        told.append("timed")
     return f" [{', '.join(told)}]" if told else ""
 
 
