@@ -47,6 +47,18 @@ class TestDemo:
         assert all(record.stack != Stack() for record in records), "a verdict without the stack it holds for"
         assert all(record.stack.sglang and record.stack.torch and record.stack.machine for record in servers)
 
+    def test_sglangs_benchmark_drove_every_arm_under_canaries(self, demo):
+        rows = [json.loads(path.read_text()) for path in demo.glob("pieces/*/load/*.json")]
+        assert sorted(row["run"]["concurrency"] for row in rows) == [1, 1, 4, 4]
+        for row in rows:
+            assert row["void"] is None and row["canary_checks"] >= 1
+            requests, duration_s = row["run"]["requests"], row["run"]["duration_s"]
+            assert len(requests) == 2 * row["run"]["concurrency"]
+            assert all(0 < one["ttft_s"] < one["latency_s"] <= duration_s and one["output_tokens"] == 8 for one in requests)
+        speeds = [record.number("output_tok_s").value for record in Ledger(demo / "ledger.jsonl") if record.stage == "load"]
+        measured = [8 * len(row["run"]["requests"]) / row["run"]["duration_s"] for row in rows]
+        assert sorted(speeds) == pytest.approx(sorted(measured))
+
     def test_every_file_it_promises_is_there(self, demo):
         names = [row["name"] for row in json.loads((demo / "plan.json").read_text())["pieces"]]
         assert [name.split(".")[0][:2] for name in names] == ["00", "10", "20", "30", "31", "32", "40"]
