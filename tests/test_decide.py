@@ -175,6 +175,16 @@ def test_a_server_that_is_seen_to_run_a_kernel_which_fails_probes_is_told_so(tra
     assert "1 of 1 kernel records fail" in told
 
 
+def test_a_trace_names_a_family_of_kernels_and_not_a_flag():
+    case = {"case": {"backend": "flashinfer.mm_fp4.cutlass"}}
+    kernel = record("kernel", "gemm:flashinfer.mm_fp4.cutlass:exact_t24:m1", Verdict.WRONG, details=case)
+    server = arm("triton", "flashinfer_cutlass")
+    rows = [{"operation": "fp4_gemm", "route": "cutlass", "log": None, "trace": ["cutlass"], "ok": True, "why": ""}]
+    decision = decide(QUESTION, [kernel, dataclasses.replace(server, details=dict(server.details) | {"kernels": rows})])
+    (told,) = (line for line in decision.contradictions if line.startswith("fp4_gemm flashinfer_cutlass: its kernel fails probes"))
+    assert "its trace shows this kernel" in told
+
+
 def test_flags_seen_under_load_alone_were_not_judged():
     judged = arm("marlin", "marlin")
     loaded = arm("marlin", "marlin", speed=(10.0, "tok/s"), stage="load")

@@ -1,14 +1,17 @@
 """A kernel whose accumulator is narrower than the deciding probe asks gets its times under the widest probe that it passes."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from nvfp4lab.kernels import backends, controls, plan_ladder, sweep_run
 from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.shapes import GemmShape, MoeShape
+from nvfp4lab.kernels.sweep import latest
 from nvfp4lab.params import Params
 from nvfp4lab.records import Ledger, Verdict
+from nvfp4lab.stack import capture
 
 KERNEL, WIDE, TALL, ODD = "flashinfer.mm_fp4.cutlass", GemmShape(16, 256, 512), GemmShape(1, 512, 256), GemmShape(3, 48, 80)
 OK, WRONG = Verdict.OK, Verdict.WRONG
@@ -76,6 +79,11 @@ def test_a_fused_moe_has_a_ladder_too():
     assert plan_ladder.narrower([small], {small: WRONG}) == ()
 
 
+def added_to(p: Params, cases: list[Case]) -> tuple[Case, ...]:
+    """What the run's ledger makes the ladder add."""
+    return sweep_run.narrower(cases, latest(Ledger(Path(p.run_dir) / "ledger.jsonl")), capture())
+
+
 def test_a_real_kernel_of_eight_bits_is_wrong_and_has_a_time(tmp_path, monkeypatch):
     """The bf16 emulation, for once not as a control: wrong at 2^24 and 2^13 units, timed at 2^8, and nothing of it twice."""
     monkeypatch.setattr(controls, "is_control_name", lambda backend: False)
@@ -87,7 +95,7 @@ def test_a_real_kernel_of_eight_bits_is_wrong_and_has_a_time(tmp_path, monkeypat
     of = {case.probe: rows[case.subject] for case in cases}
     assert (of["exact_t24"].verdict, of["exact_t13"].verdict) == (WRONG, WRONG)
     assert not of["exact_t24"].numbers or of["exact_t24"].number("median_ms") is None
-    (added,) = sweep_run.narrower(p, cases)
+    (added,) = added_to(p, cases)
     assert (added.probe, added.timed) == ("exact_t8", True)
     told = sweep_run.recorded(p, cases)
     assert len(told) == 4 and told[-1].verdict is OK and told[-1].number("median_ms").value > 0
@@ -95,5 +103,5 @@ def test_a_real_kernel_of_eight_bits_is_wrong_and_has_a_time(tmp_path, monkeypat
     other = next(row for row in told if row.subject == cases[0].subject)
     details = dict(other.details) | {"case_hash": "0" * 16}
     Ledger(tmp_path / "ledger.jsonl").append(dataclasses.replace(other, verdict=OK, kind=None, reason="", details=details))
-    assert sweep_run.narrower(p, cases[:1]) == (added,), "what was right under another stack is another kernel"
-    assert sweep_run.narrower(p, cases[:1]) == (added,), "the rungs are on record, whether asked for again or not"
+    assert added_to(p, cases[:1]) == (added,), "what was right under another stack is another kernel"
+    assert added_to(p, cases[:1]) == (added,), "the rungs are on record, whether asked for again or not"

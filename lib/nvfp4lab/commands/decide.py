@@ -21,8 +21,9 @@ def run(args: argparse.Namespace) -> int:
     from nvfp4lab.decide import Question, decide
     from nvfp4lab.decide.gather import gather
     from nvfp4lab.errors import LabError
+    from nvfp4lab.source import capability
 
-    if args.cc and not re.fullmatch(r"\d{1,2}\.\d|cpu", args.cc):
+    if args.cc and not re.fullmatch(rf"{capability.PATTERN}|cpu", args.cc):
         raise LabError(f"--cc {args.cc}: needs a compute capability such as 9.0 or 12.0, or cpu", exit_code=2)
     question, records = gather(args.runs, {name: getattr(args, name) for name in ("cc", "sglang", "flashinfer", "model")})
     decision = decide(question or Question(args.cc or "unknown", args.sglang, args.flashinfer), records)

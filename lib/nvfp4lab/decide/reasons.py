@@ -10,8 +10,7 @@ from nvfp4lab.decide.question import OPS, Question
 from nvfp4lab.decide.standing import Confidence, Standing, doubt, kernel_failures, outcome
 from nvfp4lab.records import BAD, Evidence, Verdict
 from nvfp4lab.report.digits import interval
-
-_WHICH_KERNEL = ": is that kernel the one that ran?"
+from nvfp4lab.server import which_kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +115,9 @@ def _disagreements(standing: Standing) -> list[str]:
     failures = kernel_failures(ran, judged_right=True)
     failing = failures.decisive + failures.disputed
     if failing and Verdict.OK in server:
-        seen = any(_traced(record, standing) for record in by_stage["server"])
-        meaning = ", and its trace shows this kernel: the probes ask more of it than those prompts did." if seen else _WHICH_KERNEL
+        meaning = ": is that kernel the one that ran?"
+        if any(_traced(record, standing) for record in by_stage["server"]):
+            meaning = ", and its trace shows this kernel: the probes ask more of it than those prompts did."
         lines.append(
             f"its kernel fails probes, yet a server with it answers right{meaning} "
             f"{len(failing)} of {len(ran)} kernel records fail, first {failing[0].subject}: {outcome(failing[0])}"
@@ -128,7 +128,8 @@ def _disagreements(standing: Standing) -> list[str]:
 def _traced(record: Evidence, standing: Standing) -> bool:
     """Whether a profiled step of a server that was right shows this backend's kernel at work."""
     rows = record.details.get("kernels") or () if record.verdict is Verdict.OK else ()
-    return any(row.get("operation") == standing.op and standing.backend in (row.get("trace") or ()) for row in rows)
+    family = which_kernel.of_backend(standing.backend)
+    return any(row.get("operation") == standing.op and family in (row.get("trace") or ()) for row in rows)
 
 
 def _witnesses(record: Evidence, attribution: Attribution) -> list[str]:

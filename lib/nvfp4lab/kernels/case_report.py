@@ -7,10 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from nvfp4lab.kernels import plan, sweep_run
-from nvfp4lab.kernels.sweep import case_hash, latest
 from nvfp4lab.params import Params
 from nvfp4lab.records import BAD, Evidence, Ledger, Verdict
-from nvfp4lab.stack import capture, here
+from nvfp4lab.stack import here
 
 
 def collect(p: Params, *ops: str) -> list[Evidence]:
@@ -21,10 +20,7 @@ def collect(p: Params, *ops: str) -> list[Evidence]:
     cases = [case for case in plan.cases(p) if case.shape.op in ops]
     for _ in sweep_run.collect(p, cases):
         pass
-    stack = capture()
-    rows = latest(sweep_run.sweep_of(p, here(), stack).ledger)
-    told = (*cases, *sweep_run.narrower(p, cases))
-    return [rows[name] for name in (case_hash(case, stack) for case in told) if name in rows]
+    return sweep_run.on_record(p, cases)
 
 
 def beside_source(p: Params, rows: Sequence[Evidence]) -> str:

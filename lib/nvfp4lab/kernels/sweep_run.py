@@ -6,7 +6,7 @@ the same card in the same run as the times that are set beside them.
 
 import dataclasses
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nvfp4lab.batch.progress import Progress
@@ -16,7 +16,7 @@ from nvfp4lab.kernels.cases import Case
 from nvfp4lab.kernels.isolate import Isolator
 from nvfp4lab.kernels.isolate_outcome import Limits
 from nvfp4lab.kernels.roofline import Peaks
-from nvfp4lab.kernels.sweep import Sweep, case_hash, finished
+from nvfp4lab.kernels.sweep import Sweep, case_hash, latest
 from nvfp4lab.params import Params
 from nvfp4lab.records import Evidence, Ledger, Stack, Target, Verdict
 from nvfp4lab.stack import capture, here
@@ -55,7 +55,7 @@ def collect(p: Params, cases: Sequence[Case], again: bool = False) -> Iterator[E
     if todo:
         sweep = yield from _opened(sweep, todo)
         yield from _run(sweep, todo)
-    more = sweep.pending(narrower(p, cases))
+    more = sweep.pending(narrower(cases, latest(sweep.ledger), sweep.stack))
     if more and not todo:
         sweep = yield from _opened(sweep, more)
     yield from _run(sweep, more)
@@ -82,23 +82,22 @@ def _run(sweep: Sweep, todo: Sequence[Case]) -> Iterator[Evidence]:
 
 
 def recorded(p: Params, cases: Sequence[Case]) -> list[Evidence]:
-    """What the run's ledger says of `cases`, and of what `plan_ladder` added, in their order: what `collect` leaves out as done."""
-    return list((_done(p, cases) | _done(p, narrower(p, cases))).values())
+    """Of `on_record` what `collect` leaves out as done."""
+    return [row for row in on_record(p, cases) if row.verdict is not Verdict.NOT_RUN]
 
 
-def narrower(p: Params, cases: Sequence[Case]) -> tuple[Case, ...]:
-    """What `plan_ladder` adds to `cases`, from all that is on record under this stack, whichever cases were asked for."""
-    stack = capture()
-    told = finished(sweep_of(p, here(), stack).ledger)
-    known = ((name, Case.from_json(json.dumps(row.details["case"])), row.verdict) for name, row in told.items())
+def on_record(p: Params, cases: Sequence[Case]) -> list[Evidence]:
+    """What the run's ledger says last of `cases`, then of what `plan_ladder` adds, in their order; under this stack."""
+    sweep = sweep_of(p, here(), capture())
+    rows = latest(sweep.ledger)
+    names = dict.fromkeys(case_hash(case, sweep.stack) for case in (*cases, *narrower(cases, rows, sweep.stack)))
+    return [rows[name] for name in names if name in rows]
+
+
+def narrower(cases: Sequence[Case], rows: Mapping[str, Evidence], stack: Stack) -> tuple[Case, ...]:
+    """What `plan_ladder` adds to `cases`. rows: by case hash; of any stack, those of `stack` count, whatever was asked for."""
+    known = ((name, Case.from_json(json.dumps(row.details["case"])), row.verdict) for name, row in rows.items())
     return plan_ladder.narrower(cases, {case: verdict for name, case, verdict in known if case_hash(case, stack) == name})
-
-
-def _done(p: Params, cases: Sequence[Case]) -> dict[Case, Evidence]:
-    stack = capture()
-    done = finished(sweep_of(p, here(), stack).ledger)
-    names = {case: case_hash(case, stack) for case in cases}
-    return {case: done[name] for case, name in names.items() if name in done}
 
 
 def describe(evidence: Evidence) -> str:

@@ -95,7 +95,7 @@ def _absent_ends(checkpoint: Checkpoint) -> Iterator[Defect]:
     stacks: dict[str, set[str]] = collections.defaultdict(set)
     has_norms = False
     for name in checkpoint.tensors:
-        if (found := _IN_LAYER.match(name)) and kind_of(name, None) not in (LayerKind.VISION, LayerKind.MTP):
+        if (found := _IN_LAYER.match(name)) and kind_of(found["stack"], None) not in (LayerKind.VISION, LayerKind.MTP):
             stacks[found["stack"].removesuffix("layers")].add(found["layer"])
             has_norms |= name.endswith("norm.weight")  # without weights in them the last one has none either
     whole = sorted(stack for stack, layers in stacks.items() if len(layers) >= declared > 1)

@@ -49,7 +49,7 @@ def _by_layer(checkpoint: Checkpoint) -> dict[str, list[tuple[str, TensorInfo]]]
     layers: dict[str, list[tuple[str, TensorInfo]]] = {}
     for name, info in checkpoint.tensors.items():
         layer, attention, _ = name.partition(".self_attn.")
-        if attention and kind_of(name, None) is not LayerKind.VISION:
+        if attention and kind_of(layer, None) is not LayerKind.VISION:
             found = layers.setdefault(layer, [])
             found += [(part, info) for part, endings in _ENDINGS.items() if name.endswith(endings)]
     return layers

@@ -3,11 +3,13 @@
 import html
 import re
 from collections.abc import Iterable, Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from nvfp4lab.records import Verdict
 from nvfp4lab.report.digits import digits
+
+if TYPE_CHECKING:
+    import pandas as pd  # half a second, which whoever has a frame has spent
 
 
 class Html(str):
@@ -31,18 +33,17 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
     )
 
 
-def of_frame(frame: pd.DataFrame) -> Html:
+def of_frame(frame: "pd.DataFrame") -> Html:
     """All of a data frame: pandas hides the middle of many rows or columns, and the end of a long text.
 
     An index that only counts is left out; any other needs a name.
     """
-    told = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
-    return table(list(map(str, told.columns)), (map(_shown, row) for row in told.itertuples(index=False, name=None)))
+    told = frame if frame.index.name is None else frame.reset_index()
+    known = told.astype(object).where(told.notna(), "")
+    return table(list(map(str, told.columns)), (map(_shown, row) for row in known.itertuples(index=False, name=None)))
 
 
 def _shown(value: object) -> object:
-    if value is pd.NA or value != value:
-        return ""
     if isinstance(value, str):
         return value.replace("\n", "\\n")
     return digits(value) if isinstance(value, float) else value

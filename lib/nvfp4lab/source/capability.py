@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 Capability = tuple[int, int]
+PATTERN = r"\d{1,2}\.\d"  # of one as text
 
 # The capabilities that NVFP4 users have or ask about; conditions are decided by trying each.
 KNOWN: tuple[Capability, ...] = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1))

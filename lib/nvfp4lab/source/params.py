@@ -4,13 +4,15 @@ from typing import Annotated
 
 import pydantic
 
+from nvfp4lab.source import capability
+
 Version = Annotated[str, pydantic.StringConstraints(pattern=r"^\S+$")]
 ComputeCapability = Annotated[
     str,
     pydantic.BeforeValidator(
         lambda value: f"{value:.1f}" if isinstance(value, float) else value
     ),  # YAML and papermill read 12.0 so
-    pydantic.StringConstraints(pattern=r"^(cpu|\d{1,2}\.\d)$"),
+    pydantic.StringConstraints(pattern=rf"^(cpu|{capability.PATTERN})$"),
 ]
 
 

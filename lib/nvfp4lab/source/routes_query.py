@@ -33,7 +33,7 @@ class Query:
     flag_given: bool = False
 
     def __post_init__(self):
-        if re.fullmatch(r"\d{1,2}\.\d", self.cc) is None:
+        if re.fullmatch(capability.PATTERN, self.cc) is None:
             raise LabError(f"{self.cc!r} is not the compute capability of a GPU, such as 12.0", exit_code=2)
         if min(self.tp, self.ep) < 1 or self.tp % self.ep:
             raise LabError(f"ep {self.ep} must divide tp {self.tp}, and both be at least 1", exit_code=2)
